@@ -1,0 +1,42 @@
+# Needs Python 3.11 or newer and a package registry; everything else is fetched into .tools/ and .venv/.
+PYTHON ?= python3
+UV := .tools/bin/uv
+RUN := $(UV) run --locked --all-extras
+export UV_PYTHON_DOWNLOADS := never
+
+.PHONY: demo test check lint types prove prove-long bench clean
+
+demo: .venv/ready        ## a durable session in a minute, with no key and no network
+	$(RUN) holdfast demo
+
+test: .venv/ready        ## every test, on SQLite, PostgreSQL, memory and a four-method store
+	$(RUN) pytest
+
+check: lint types test prove   ## what CI runs
+
+lint: .venv/ready
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+
+types: .venv/ready
+	$(RUN) mypy
+
+prove: .venv/ready       ## crashes, power loss, faults and seeded bugs, at CI size
+	$(RUN) python -m tests.prove --size ci
+
+prove-long: .venv/ready
+	$(RUN) python -m tests.prove --size long
+
+bench: .venv/ready       ## our figures beside the raw limit and the peers, in ratios
+	$(RUN) python -m benchmarks
+
+$(UV):
+	$(PYTHON) -m venv .tools
+	.tools/bin/pip install --quiet --disable-pip-version-check uv==0.13.7
+
+.venv/ready: $(UV) pyproject.toml uv.lock
+	$(UV) sync --locked --all-extras --python $(PYTHON)
+	touch $@
+
+clean:
+	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis

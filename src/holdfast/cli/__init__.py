@@ -1,0 +1,1 @@
+"""The terminal: parse, call, render. No rules of its own; imports public names only."""

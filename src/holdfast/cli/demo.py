@@ -1,0 +1,115 @@
+"""The story of `holdfast demo`. Run as a module, it is the process of the story that gets killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast import Message, Session
+from holdfast.stores import SQLiteStore
+
+SESSION = "demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One scene of the story."""
+
+    title: str
+    lines: list[str]
+
+    def render(self) -> str:
+        return "\n".join([f"\n{self.title}", *(f"  {line}" for line in self.lines)])
+
+
+def tell(keep: Path | None = None) -> Iterator[Step]:
+    """Every scene, each really happening as it is told."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
+        path = keep or Path(folder) / "sessions.db"
+        yield _killed(path)
+        with SQLiteStore(path) as store:
+            session = Session.open(SESSION, store=store)
+            yield _remembered(session)
+            yield _forked(session)
+            yield _proved(session, path.parent)
+
+
+def _killed(path: Path) -> Step:
+    """Another process talks and dies in the middle of it: no goodbye, no flush, no handler."""
+    child = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.demo", str(path)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    said = child.stdout.splitlines()
+    fate = f"killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else "ended by itself"
+    return Step("1. A process keeps a conversation, and is killed while it writes.", [*said, f"({fate})"])
+
+
+def _remembered(session: Session) -> Step:
+    lines = [f"{message.author}: {message.text}" for message in session.messages]
+    lines += [
+        f"state: visits={session.get_state('visits')}, user language={session.get_state('language', scope='user')}"
+    ]
+    lines += [f"facts: {[fact.text for fact in session.facts.all()]}", f"events in the log: {session.head}"]
+    return Step(
+        "2. This process opens the same session: what was acknowledged is there, the half-written turn is not.", lines
+    )
+
+
+def _forked(session: Session) -> Step:
+    alternative = session.fork("demo-alternative")
+    session.add_messages([Message.user("Then let us go by train."), Message.assistant("The train leaves at nine.")])
+    alternative.add_message(Message.user("Then let us fly."))
+    found = session.compare(alternative)
+    return Step(
+        "3. It is forked, both sides go on, and the two are compared.",
+        [
+            f"in common: {len(found.common)} messages",
+            f"{session.id}: {[message.text for message in found.mine]}",
+            f"{alternative.id}: {[message.text for message in found.theirs]}",
+        ],
+    )
+
+
+def _proved(session: Session, folder: Path) -> Step:
+    exported = folder / "demo.jsonl"
+    exported.write_text(session.export(), encoding="utf-8")
+    verdict = session.verify()
+    lines = exported.read_text(encoding="utf-8").splitlines()
+    forged = "\n".join(lines).replace("by train", "by boat")
+    from holdfast.archive import read_jsonl
+
+    found = read_jsonl(forged).verify()
+    return Step(
+        "4. The log is verified and exported; a forged export is caught.",
+        [
+            f"verify(): {'holds' if verdict else verdict.reason}, {verdict.checked} events",
+            f"exported {len(lines)} lines, {exported.stat().st_size} bytes",
+            f"with one word changed: {found.reason}",
+        ],
+    )
+
+
+def _talk(path: str) -> None:
+    """The process that is killed. It says a line after each thing that was acknowledged."""
+    from holdfast.ids import arm
+
+    session = Session(SESSION, store=SQLiteStore(path), user_id="alice", title="A trip")
+    session.add_messages([Message.user("My name is Alice."), Message.assistant("Nice to meet you, Alice.")])
+    print("acknowledged: two messages", flush=True)
+    session.set_state("language", "English", scope="user")
+    session.update_state("visits", lambda visits: (visits or 0) + 1)
+    session.facts.add("Alice wants to travel in May", kind="decision")
+    print("acknowledged: state and a fact", flush=True)
+    print("writing four more messages …", flush=True)
+    arm(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == "before commit" else None)
+    session.add_messages([Message.user(f"This turn is never finished ({part} of 4).") for part in range(1, 5)])
+
+
+if __name__ == "__main__":
+    _talk(sys.argv[1])

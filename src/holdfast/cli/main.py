@@ -1,0 +1,60 @@
+"""The `holdfast` command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from holdfast.errors import AgentError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="holdfast")
+def main() -> None:
+    """Durable sessions for AI agents."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a step, for scripts.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Keep the database in this file.")
+def demo(as_json: bool, keep: Path | None) -> None:
+    """A session remembers, its process is killed, it is reopened, forked, compared, verified and exported.
+
+    Needs no key and no network.
+    """
+    from holdfast.cli.demo import tell
+
+    for step in tell(keep):
+        click.echo(json.dumps({"step": step.title, "lines": step.lines}) if as_json else step.render())
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON.")
+def verify(file: Path, as_json: bool) -> None:
+    """Check the hash chain of an exported FILE (jsonl), without a database.
+
+    Exit code 0: everything holds; 1: something was altered; 2: not an export.
+    """
+    from holdfast.archive import read_jsonl
+
+    try:
+        exported = read_jsonl(file.read_text(encoding="utf-8"))
+    except (AgentError, UnicodeDecodeError) as error:
+        click.echo(f"{file}: {error}", err=True)
+        sys.exit(2)
+    verdict = exported.verify()
+    if as_json:
+        click.echo(
+            json.dumps(
+                {"ok": verdict.ok, "events": verdict.checked, "first_bad": verdict.first_bad, "why": verdict.reason}
+            )
+        )
+    elif verdict:
+        click.echo(f"{file}: {verdict.checked} events, chain holds")
+    else:
+        click.echo(f"{file}: {verdict.reason}; the {verdict.checked} events before it hold")
+    sys.exit(0 if verdict else 1)

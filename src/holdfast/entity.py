@@ -1,0 +1,221 @@
+"""Entities: keyed, single-writer, durable things.
+
+A method that is not marked read-only takes the writer's place for its key (waiting for whoever has it, in whatever
+process), runs on the newest state, and what it changed is stored in one append if it returns. If it raises, or another
+writer took over meanwhile, nothing is stored.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from holdfast.errors import InvalidArgument, SessionBusy, SessionExists
+from holdfast.log.events import Draft
+from holdfast.log.ids import checked_id, checked_name
+from holdfast.loop.crossing import off_thread
+from holdfast.stores.base import Log, SessionStore, Store
+from holdfast.stores.lease import Claim, holder, lease_seconds
+from holdfast.stores.opening import open_store
+from holdfast.stores.renewal import Renewal
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__holdfast_read_only__"
+
+
+class FreeState:
+    """State without a schema: `get`, `set`, `delete`, `keys`. Changes are kept aside until the method returns."""
+
+    def __init__(self, values: dict[str, Any], *, writable: bool) -> None:
+        self._values, self._writable = values, writable
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - any JSON
+        return copy.deepcopy(self._values.get(name, default))
+
+    def set(self, name: str, value: Any) -> None:  # noqa: ANN401 - any JSON
+        self._check()
+        self._values[checked_name(name, "a state name")] = copy.deepcopy(value)
+
+    def delete(self, name: str) -> bool:
+        self._check()
+        return self._values.pop(name, _NOTHING) is not _NOTHING
+
+    def keys(self) -> list[str]:
+        return sorted(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def _check(self) -> None:
+        if not self._writable:
+            raise InvalidArgument("a read-only method cannot change state: drop @Entity.read_only from it")
+
+
+_NOTHING = object()
+
+
+class _Call(threading.local):
+    """The state of the method that runs on this thread, if one does."""
+
+    state: Any = None
+    writable = False
+
+
+class Entity:
+    """A durable thing with a key, one writer at a time across processes.
+
+        class Cart(Entity):
+            def add(self, item: str) -> int:
+                self.state.set("items", self.state.get("items", []) + [item])
+                return len(self.state.get("items"))
+
+        Cart("user-1", store=store).add("apple")
+
+    State is free-form by default. With an annotation `state: CartState` (a dataclass or a pydantic model, every field
+    with a default) it is an instance of that class, and each field is stored by its name.
+    """
+
+    _schema: ClassVar[type | None] = None
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "state" in inspect.get_annotations(cls):
+            cls._schema = get_type_hints(cls)["state"]
+        for name, method in list(vars(cls).items()):
+            if inspect.isfunction(method) and not name.startswith("_"):
+                setattr(cls, name, _wrapped(method))
+
+    def __init__(
+        self, key: str, *, store: Store | SessionStore | str | None = None, timeout: float | None = 60.0
+    ) -> None:
+        self.key = checked_id(key, "key")
+        self.store, self.timeout = open_store(store), timeout
+        self._kind = f"entity.{type(self).__name__}"
+        self._call = _Call()
+
+    @staticmethod
+    def read_only(method: F) -> F:
+        """Mark a method that changes nothing: it sees the last stored state and takes nobody's place."""
+        setattr(method, _MARK, True)
+        return method
+
+    @property
+    def state(self) -> Any:  # noqa: ANN401 - a FreeState, or what the class declares
+        """Inside a method the state it works on; outside, a read-only copy of what is stored."""
+        if self._call.state is not None:
+            return self._call.state
+        return self._loaded(self.store.find(self._kind, self.key), writable=False)
+
+    def _loaded(self, log: Log | None, *, writable: bool) -> Any:  # noqa: ANN401
+        values = {} if log is None else self.store.values(log, "state/")
+        return FreeState(values, writable=writable) if self._schema is None else self._schema(**values)
+
+    def _dump(self, state: Any) -> dict[str, Any]:  # noqa: ANN401
+        if isinstance(state, FreeState):
+            return copy.deepcopy(state._values)
+        if is_dataclass(state) and not isinstance(state, type):
+            return asdict(state)
+        found: dict[str, Any] = state.model_dump(mode="json")
+        return found
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        if self._call.state is not None:  # called by another method of this entity: it sees what that one did
+            yield
+            return
+        self._call.state = self._loaded(self.store.find(self._kind, self.key), writable=False)
+        try:
+            yield
+        finally:
+            self._call.state = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self._call.state is not None:
+            if not self._call.writable:
+                raise InvalidArgument("a read-only method cannot call one that writes")
+            yield
+            return
+        log = self._existing()
+        epoch = self._claimed(log)
+        with Renewal(self.store, log, epoch):
+            try:
+                state = self._loaded(log, writable=True)
+                before = self._dump(state)
+                self._call.state, self._call.writable = state, True
+                yield
+                drafts = _changes(before, self._dump(state))
+            except BaseException:
+                self.store.append(log, [], epoch=epoch, release=True)
+                raise
+            finally:
+                self._call.state, self._call.writable = None, False
+            self.store.append(log, drafts, epoch=epoch, release=True)
+
+    def _existing(self) -> Log:
+        log = self.store.find(self._kind, self.key)
+        if log is not None:
+            return log
+        try:
+            return self.store.create(self._kind, self.key, [Draft(type="entity.created")])
+        except SessionExists:
+            return self.store.require(self._kind, self.key)
+
+    def _claimed(self, log: Log) -> int:
+        """Take the writer's place, waiting for it up to the timeout."""
+        ids = self.store.ids
+        deadline = None if self.timeout is None else ids.elapsed() + self.timeout
+        claim = Claim(holder=holder(ids.new()), seconds=lease_seconds())
+        pause = 0.001
+        while True:
+            try:
+                return self.store.append(log, [], claim=claim).epoch
+            except SessionBusy:
+                if deadline is not None and ids.elapsed() >= deadline:
+                    raise
+            ids.sleep(pause)
+            pause = min(pause * 1.5, 0.05)
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[Draft]:
+    drafts = [
+        Draft(type="state.set", data={"name": name, "value": value})
+        for name, value in after.items()
+        if name not in before or before[name] != value
+    ]
+    return drafts + [Draft(type="state.deleted", data={"name": name}) for name in before if name not in after]
+
+
+def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
+    reads = getattr(method, _MARK, False)
+
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def awaited(self: Entity, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            # The whole call belongs to one thread, which drives the coroutine in a loop of its own, because the
+            # writer's place is held by a thread and must not block this loop.
+            import asyncio
+
+            def run() -> Any:  # noqa: ANN401
+                with self._reading() if reads else self._writing():
+                    return asyncio.run(method(self, *args, **kwargs))
+
+            if self._call.state is not None:
+                return await method(self, *args, **kwargs)
+            return await off_thread(run)
+
+        return awaited
+
+    @functools.wraps(method)
+    def blocking(self: Entity, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with self._reading() if reads else self._writing():
+            return method(self, *args, **kwargs)
+
+    return blocking

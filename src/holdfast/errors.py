@@ -1,0 +1,298 @@
+"""Every exception of holdfast.
+
+Each has a stable `code` and an HTTP `status`: clients match on the code, never on the text. Each text says what to do
+next, and each error carries its facts as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class AgentError(Exception):
+    """The root of everything holdfast raises."""
+
+    code, status = "error", 500
+
+
+class InvalidArgument(AgentError, ValueError):
+    """What was asked for makes no sense; nothing was stored."""
+
+    code, status = "invalid_argument", 400
+
+
+class InvalidId(InvalidArgument):
+    """An id that is empty, too long, or has characters that do not print."""
+
+    code = "invalid_id"
+
+
+class NotJSON(InvalidArgument):
+    """A value that JSON cannot hold, or not without changing it."""
+
+    code = "not_json"
+
+
+class LimitExceeded(InvalidArgument):
+    """Something is larger than its limit."""
+
+    code, status = "limit_exceeded", 413
+
+    def __init__(self, what: str, *, size: int, limit: int, hint: str) -> None:
+        self.what, self.size, self.limit = what, size, limit
+        super().__init__(f"{what} has {size} bytes, the limit is {limit}: {hint}")
+
+
+class MissingUser(InvalidArgument):
+    """User or app scope was asked for in a session that has no user or app."""
+
+    code = "missing_user"
+
+
+class MissingExtra(AgentError):
+    """An optional part of holdfast is not installed."""
+
+    code = "missing_extra"
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.what, self.extra = what, extra
+        super().__init__(f"{what} needs an optional part: pip install 'holdfast[{extra}]'")
+
+
+class SessionError(AgentError):
+    """Something about one session."""
+
+    code, status = "session_error", 409
+
+
+class SessionNotFound(SessionError):
+    """There is no such session, or it is somebody else's."""
+
+    code, status = "session_not_found", 404
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session not found: {session_id}")
+
+
+class SessionExists(SessionError):
+    """A new session was to be made under an id that is taken."""
+
+    code = "session_exists"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} exists already: open it, or choose another id")
+
+
+class SessionMismatch(SessionError):
+    """A session was opened for another user or app than it belongs to."""
+
+    code = "session_mismatch"
+
+    def __init__(self, session_id: str, field: str) -> None:
+        self.session_id, self.field = session_id, field
+        super().__init__(
+            f"session {session_id!r} belongs to another {field}: open it without {field}=, or choose another id"
+        )
+
+
+class Conflict(SessionError):
+    """Somebody else appended first."""
+
+    code = "conflict"
+
+    def __init__(self, session_id: str, *, expected: int, head: int) -> None:
+        self.session_id, self.expected, self.head = session_id, expected, head
+        super().__init__(f"session {session_id!r} is at {head}, not at {expected}: reload it and try again")
+
+
+class StaleEpoch(SessionError):
+    """The writer's lease was taken over; what it does from now on is refused."""
+
+    code = "stale_epoch"
+
+    def __init__(self, session_id: str, *, epoch: int, current: int) -> None:
+        self.session_id, self.epoch, self.current = session_id, epoch, current
+        super().__init__(
+            f"session {session_id!r} is in epoch {current}, this writer holds {epoch}: another process took over; stop"
+        )
+
+
+class SessionBusy(SessionError):
+    """Another writer holds the lease."""
+
+    code = "session_busy"
+
+    def __init__(self, session_id: str, *, retry_after: float) -> None:
+        self.session_id, self.retry_after = session_id, retry_after
+        super().__init__(f"session {session_id!r} is busy for up to {retry_after:.1f} s more: wait, or try again")
+
+
+class KeyReused(SessionError):
+    """The same idempotency key came with other content."""
+
+    code, status = "key_reused", 422
+
+    def __init__(self, session_id: str, key: str) -> None:
+        self.session_id, self.key = session_id, key
+        super().__init__(f"key {key!r} was used in session {session_id!r} with other content: use a new key")
+
+
+class LifecycleError(SessionError):
+    """A move that the session's state does not allow."""
+
+    code = "lifecycle"
+
+    def __init__(self, move: str, *, status: str, legal: Iterable[str]) -> None:
+        self.move, self.session_status, self.legal = move, status, tuple(legal)
+        moves = ", ".join(self.legal) or "none"
+        super().__init__(f"cannot {move} a session that is {status}; legal moves now: {moves}")
+
+
+class TurnOpen(SessionError):
+    """The session has a turn that is not finished."""
+
+    code = "turn_open"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"cannot {what} while a turn is unfinished: let it finish, or resume it first")
+
+
+class StoreError(AgentError):
+    """The place where logs live has a problem."""
+
+    code, status = "store_error", 503
+
+
+class StoreBusy(StoreError):
+    """The database stayed locked for longer than the store waits."""
+
+    code = "store_busy"
+
+
+class StoreFull(StoreError):
+    """No space is left; the write was rolled back and reading goes on."""
+
+    code, status = "store_full", 507
+
+
+class StoreReadOnly(StoreError):
+    """The file, directory or server does not allow writing."""
+
+    code = "store_read_only"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached."""
+
+    code = "store_unavailable"
+
+
+class StorePoisoned(StoreError):
+    """A flush failed or the file was replaced; what is on disk is unknown until the store is opened anew."""
+
+    code = "store_poisoned"
+
+
+class StoreClosed(StoreError):
+    """The store was closed."""
+
+    code = "store_closed"
+
+
+class UnsafeSQLite(StoreError):
+    """The SQLite library has a known bug that can corrupt a shared file."""
+
+    code = "unsafe_sqlite"
+
+
+class SchemaTooNew(StoreError):
+    """The database, document or event was written by a newer holdfast."""
+
+    code = "schema_too_new"
+
+
+class CorruptLog(StoreError):
+    """A record that cannot be read, or that is not what its hash says."""
+
+    code, status = "corrupt_log", 500
+
+
+class ProviderError(AgentError):
+    """A model provider failed, or would not take the request. `retryable`: the same request may succeed later."""
+
+    code, status = "provider_error", 502
+    retryable = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        provider: str,
+        http_status: int | None = None,
+        retryable: bool | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        self.provider, self.http_status, self.retry_after = provider, http_status, retry_after
+        if retryable is not None:
+            self.retryable = retryable
+        super().__init__(message)
+
+
+class AuthenticationFailed(ProviderError):
+    """The API key is missing, wrong, or may not do this."""
+
+    code = "authentication_failed"
+
+
+class RequestRejected(ProviderError):
+    """The provider does not take this request: an unknown model, an option it does not know."""
+
+    code = "request_rejected"
+
+
+class ContextTooLong(ProviderError):
+    """More was sent than the model can read."""
+
+    code = "context_too_long"
+
+
+class RateLimited(ProviderError):
+    """Too many requests, or no quota left; `retry_after` says for how long, where the provider does."""
+
+    code, retryable = "rate_limited", True
+
+
+class ProviderTimeout(ProviderError):
+    """The provider was silent, or busy with one reply, for longer than we wait."""
+
+    code, retryable = "provider_timeout", True
+
+
+class ProviderUnavailable(ProviderError):
+    """The provider cannot be reached, is overloaded, or failed on its side."""
+
+    code, retryable = "provider_unavailable", True
+
+
+class BadResponse(ProviderError):
+    """What the provider sent is not what its API promises; nothing of it was kept."""
+
+    code, retryable = "bad_response", True
+
+
+class StreamTruncated(BadResponse):
+    """A reply that broke off: it has no stop reason, so it is not a reply."""
+
+    code = "stream_truncated"
+
+
+class ScriptExhausted(AgentError):
+    """A scripted model was asked more often than its script has replies."""
+
+    code = "script_exhausted"
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        super().__init__(f"the script has {length} replies and was asked for one more: add an item to script=[...]")

@@ -1,0 +1,173 @@
+"""Events: facts that happened, never changed.
+
+A `Draft` is what a writer asks to append; an `Event` is what the log holds. The payload stays bytes until somebody
+looks at `data`, because most folds only need the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.errors import CorruptLog, SchemaTooNew
+from holdfast.log import codec
+
+SALT = 16
+
+# Every type of event, with the version that this code writes. A type that is not here was written by a newer holdfast.
+VERSIONS: dict[str, int] = dict.fromkeys(
+    (
+        "session.created",
+        "session.changed",
+        "session.forked",
+        "session.imported",
+        "session.paused",
+        "session.resumed",
+        "session.closed",
+        "session.archived",
+        "session.reopened",
+        "message.added",
+        "state.set",
+        "state.deleted",
+        "fact.added",
+        "fact.updated",
+        "fact.removed",
+        "view.cleared",
+        "view.rewound",
+        "view.restored",
+        "turn.started",
+        "turn.finished",
+        "turn.failed",
+        "turn.cancelled",
+        "turn.interrupted",
+        "model.called",
+        "model.replied",
+        "model.interrupted",
+        "tool.called",
+        "tool.returned",
+        "entity.created",
+    ),
+    1,
+)
+
+# (type, old version) -> a function from the old data to the data of the next version.
+UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+MESSAGE_TYPES = ("message.added", "model.replied", "tool.returned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An event before it has a number."""
+
+    type: str
+    data: dict[str, Any] = field(default_factory=dict)
+    run: str | None = None
+    branch: str | None = None
+    author: str | None = None
+    actor: str | None = None
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Row:
+    """An event as a store keeps it: the columns, undecoded.
+
+    Not a dataclass: rows are made by the hundred thousand, and a frozen one costs five times as much to make.
+    """
+
+    __slots__ = ("at", "body", "hash", "header", "seq", "tokens", "tomb", "type")
+
+    def __init__(
+        self,
+        seq: int,
+        at: int,
+        type: str,
+        header: bytes | None,
+        tokens: int,
+        body: bytes | None,
+        tomb: bytes | None,
+        hash: bytes,
+    ) -> None:
+        self.seq = seq
+        self.at = at
+        self.type = type
+        self.header = (
+            header  # canonical [v, run, branch, author, actor]; None where that is [1, null, null, null, null]
+        )
+        self.tokens = tokens  # running sum of the estimates, not part of the chain
+        self.body = body  # salt and payload; None once erased
+        self.tomb = tomb  # the commitment, once the body is gone
+        self.hash = hash
+
+    def columns(self) -> tuple[int, int, str, bytes | None, int, bytes | None, bytes | None, bytes]:
+        return (self.seq, self.at, self.type, self.header, self.tokens, self.body, self.tomb, self.hash)
+
+
+class Event:
+    """A fact of a log: `seq, at, type, v, run, branch, author, actor, data`."""
+
+    __slots__ = ("_data", "actor", "at", "author", "body", "branch", "hash", "run", "seq", "tomb", "type", "v")
+
+    def __init__(self, row: Row) -> None:
+        if row.type not in VERSIONS:
+            raise SchemaTooNew(f"event {row.seq} has the unknown type {row.type!r}: upgrade holdfast to read it")
+        self.seq, self.at, self.type = row.seq, row.at, row.type
+        self.v, self.run, self.branch, self.author, self.actor = unpack_header(row.header)
+        self.body, self.tomb, self.hash = row.body, row.tomb, row.hash
+        self._data: dict[str, Any] | None = None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The payload, in the newest version; empty if it was erased."""
+        if self._data is None:
+            self._data = {} if self.body is None else upcast(self.type, self.v, self.body[SALT:], self.seq)
+        return self._data
+
+    @property
+    def erased(self) -> bool:
+        return self.body is None
+
+    @property
+    def timestamp(self) -> datetime:
+        return to_datetime(self.at)
+
+    def __repr__(self) -> str:
+        return f"Event(seq={self.seq}, type={self.type!r}, author={self.author!r}, data={self.data!r})"
+
+
+def message_data(event: Event) -> dict[str, Any]:
+    """The stored message of an event that brings one; empty if it was erased."""
+    data: dict[str, Any] = event.data if event.type == "message.added" else event.data.get("message", {})
+    return data
+
+
+def to_datetime(microseconds: int) -> datetime:
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)
+
+
+_PLAIN = (1, None, None, None, None)
+
+
+def unpack_header(header: bytes | None) -> tuple[int, str | None, str | None, str | None, str | None]:
+    if header is None:
+        return _PLAIN
+    v, run, branch, author, actor = codec.decode(header)
+    return v, run, branch, author, actor
+
+
+def upcast(type: str, v: int, payload: bytes, seq: int) -> dict[str, Any]:
+    """The payload as the newest version of its type would have written it."""
+    try:
+        data: dict[str, Any] = codec.decode(payload)
+    except ValueError as error:
+        raise CorruptLog(f"event {seq} ({type}) is not readable: verify the session, restore it from a copy") from error
+    newest = VERSIONS[type]
+    if v > newest:
+        raise SchemaTooNew(f"event {seq} is {type} version {v}, this holdfast knows {newest}: upgrade it")
+    while v < newest:
+        data = UPCASTS[type, v](data)
+        v += 1
+    return data

@@ -1,0 +1,64 @@
+"""Named values of a log: state, facts, system prompt, metadata, title.
+
+Each is a row `(name, seq, ref)`: from `seq` on, the name has the value held by event `ref`, or none if `ref` is None.
+So the value at any past point is one look-up, a fork needs no copy, and a rewind is a few rows that point back. The
+rows are a pure function of each event; a writer that must look things up first puts what it found into the event.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMED_FIELDS = ("system", "title", "metadata", "work_dir", "budget", "retention")
+
+NameRow = tuple[str, int, int | None]
+
+
+def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
+    """The rows that an event adds."""
+    if type == "state.set":
+        return [("state/" + data["name"], seq, seq)]
+    if type == "state.deleted":
+        return [("state/" + data["name"], seq, None)]
+    if type in ("fact.added", "fact.updated"):
+        return [("fact/" + data["id"], seq, seq)]
+    if type == "fact.removed":
+        return [("fact/" + data["id"], seq, None)]
+    if type in ("session.created", "session.changed", "session.forked"):
+        return [(name, seq, seq) for name in NAMED_FIELDS if name in data]
+    if type == "view.rewound":
+        return [("state/" + name, seq, ref) for name, ref in sorted(data["state"].items())]
+    if type == "view.restored":
+        rows: list[NameRow] = [("state/" + name, seq, seq) for name in sorted(data["state"])]
+        rows += [("state/" + name, seq, None) for name in sorted(data["dropped"])]
+        rows += [(name, seq, seq) for name in NAMED_FIELDS if name in data]
+        return rows
+    return []
+
+
+HAS_NAMES = frozenset(
+    (
+        "state.set",
+        "state.deleted",
+        "fact.added",
+        "fact.updated",
+        "fact.removed",
+        "session.created",
+        "session.changed",
+        "session.forked",
+        "view.rewound",
+        "view.restored",
+    )
+)
+
+
+def value_of(name: str, type: str, data: dict[str, Any]) -> Any:  # noqa: ANN401 - a JSON value
+    """The value that an event gives to a name."""
+    scope, _, rest = name.partition("/")
+    if type == "state.set":
+        return data["value"]
+    if scope == "fact":
+        return data
+    if type == "view.restored" and scope == "state":
+        return data["state"][rest]
+    return data[name]

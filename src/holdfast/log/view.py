@@ -1,0 +1,204 @@
+"""The view: what a log means now, without any text.
+
+It holds which ranges of events are the messages, the open turn and its calls, the lifecycle and the usage. Stores keep
+it beside the head and move it in the same transaction, so opening a session folds nothing; it can always be rebuilt
+from the events, and a test does so. Rules that must hold whoever writes (legal moves, one turn at a time) are checked
+here, inside the append.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import LifecycleError, TurnOpen
+from holdfast.log import codec
+from holdfast.log.events import MESSAGE_TYPES, Event
+
+Ranges = list[list[int]]  # [first, last] of seqs, in the order of the messages; last = 0: open-ended
+
+# Events of these types change no view unless they belong to a turn, or bring a message while one is open.
+UNMARKED = frozenset(
+    ("message.added", "state.set", "state.deleted", "fact.added", "fact.updated", "fact.removed", "session.changed")
+)
+
+MOVES: dict[str, dict[str, str]] = {  # status -> legal move -> the event that records it
+    "open": {"pause": "session.paused", "close": "session.closed", "archive": "session.archived"},
+    "active": {"pause": "session.paused", "close": "session.closed", "archive": "session.archived"},
+    "waiting": {"pause": "session.paused", "close": "session.closed", "archive": "session.archived"},
+    "paused": {"resume": "session.resumed", "close": "session.closed", "archive": "session.archived"},
+    "closed": {"reopen": "session.reopened", "archive": "session.archived"},
+    "archived": {"reopen": "session.reopened"},
+}
+_LIFE = {
+    "session.paused": ("pause", "paused"),
+    "session.resumed": ("resume", "live"),
+    "session.closed": ("close", "closed"),
+    "session.archived": ("archive", "archived"),
+    "session.reopened": ("reopen", "live"),
+}
+
+
+def is_marked(type: str, run: str | None) -> bool:
+    """Whether an event can change the view of a session that has no open turn."""
+    return run is not None or type not in UNMARKED
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """A turn that has started and not ended: the work left to do."""
+
+    run: str
+    first: int
+    own: Ranges = field(default_factory=list)  # its messages
+    outside: Ranges = field(default_factory=list)  # messages added by others meanwhile: they stand after it
+    rejected: bool = False  # some reply is in the log only
+    calls: dict[str, list[Any]] = field(default_factory=dict)  # call id -> [seq of the intent, tool name]
+    done: list[int] = field(default_factory=list)  # results stored so far
+    waiting: bool = False
+
+    def to_json(self) -> list[Any]:
+        return [self.run, self.first, self.own, self.outside, self.rejected, self.calls, self.done, self.waiting]
+
+
+def _turn_of(data: list[Any]) -> Turn:
+    run, first, own, outside, rejected, calls, done, waiting = data
+    return Turn(
+        run=run, first=first, own=own, outside=outside, rejected=rejected, calls=calls, done=done, waiting=waiting
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class View:
+    """The fold of a log. `apply` moves it by one event."""
+
+    ranges: Ranges = field(default_factory=lambda: [[1, 0]])
+    turn: Turn | None = None
+    life: str = "live"
+    begun: bool = False
+    turns: int = 0
+    usage: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        if self.life != "live":
+            return self.life
+        if self.turn is not None and self.turn.waiting:
+            return "waiting"
+        return "active" if self.begun else "open"
+
+    @property
+    def visible(self) -> Ranges:
+        """Where the messages are: an open turn's own are not among them yet."""
+        if self.turn is None:
+            return self.ranges
+        return self.ranges + self.turn.outside
+
+    def apply(self, seq: int, type: str, run: str | None, data: dict[str, Any]) -> None:
+        turn = self.turn
+        if turn is not None and run == turn.run:
+            self._apply_turn(turn, seq, type, data)
+        elif type == "turn.started":
+            if turn is not None:
+                raise TurnOpen("start a turn")
+            if self.life != "live":
+                raise LifecycleError("run", status=self.status, legal=MOVES[self.status])
+            assert run is not None
+            self.turn, self.begun = Turn(run=run, first=seq), True
+            self._close_last(seq - 1)
+        elif type in MESSAGE_TYPES and turn is not None:
+            extend(turn.outside, seq)
+        elif type in _LIFE:
+            move, life = _LIFE[type]
+            if move not in MOVES[self.status]:
+                raise LifecycleError(move, status=self.status, legal=MOVES[self.status])
+            self.life = life
+        elif type == "view.cleared":
+            self.ranges = [] if turn is not None else [[seq + 1, 0]]
+            if turn is not None:
+                turn.outside = []
+        elif type in ("view.rewound", "view.restored"):
+            if turn is not None:
+                raise TurnOpen("rewind" if type == "view.rewound" else "overwrite the messages")
+            self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
+        elif type == "session.forked":
+            self.life, self.turns, self.usage = "live", 0, {}
+
+    def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any]) -> None:
+        if type in MESSAGE_TYPES:
+            if data.get("rejected"):
+                turn.rejected = True
+            else:
+                extend(turn.own, seq)
+            for name, amount in data.get("usage", {}).items():
+                if type == "model.replied" and isinstance(amount, int):
+                    self.usage[name] = self.usage.get(name, 0) + amount
+        if type == "tool.called":
+            turn.calls[data["call_id"]] = [seq, data["name"]]
+        elif type == "tool.returned":
+            turn.calls.pop(data["call_id"], None)
+            turn.done.append(seq)
+        elif type in ("turn.finished", "turn.interrupted"):
+            self._end(turn, seq, kept=True)
+        elif type in ("turn.failed", "turn.cancelled"):
+            self._end(turn, seq, kept=False)
+
+    def _close_last(self, last: int) -> None:
+        if self.ranges and self.ranges[-1][1] == 0:
+            if self.ranges[-1][0] > last:
+                self.ranges.pop()
+            else:
+                self.ranges[-1][1] = last
+
+    def _end(self, turn: Turn, seq: int, *, kept: bool) -> None:
+        self.turn = None
+        if kept:
+            self.turns += 1
+            if not turn.outside and not turn.rejected:
+                # Nothing in between is a message of anybody else: one range, which joins its neighbours.
+                join(self.ranges, turn.first, seq)
+            else:
+                for first, last in turn.own:
+                    join(self.ranges, first, last)
+        for first, last in turn.outside:
+            join(self.ranges, first, last)
+        join(self.ranges, seq + 1, 0)
+
+    def to_bytes(self) -> bytes:
+        turn = None if self.turn is None else self.turn.to_json()
+        return codec.encode([1, self.ranges, turn, self.life, self.begun, self.turns, self.usage])
+
+
+def view_of(data: bytes) -> View:
+    """The view behind the bytes of a snapshot."""
+    _version, ranges, turn, life, begun, turns, usage = codec.decode(data)
+    return View(ranges=ranges, turn=turn and _turn_of(turn), life=life, begun=begun, turns=turns, usage=usage)
+
+
+def fold(view: View, events: Iterable[Event]) -> View:
+    """Move a view over events that are already in the log."""
+    for event in events:
+        view.apply(event.seq, event.type, event.run, event.data)
+    return view
+
+
+def extend(ranges: Ranges, seq: int) -> None:
+    join(ranges, seq, seq)
+
+
+def join(ranges: Ranges, first: int, last: int) -> None:
+    """Add a range at the end, in one piece with the one before where they touch."""
+    if ranges and ranges[-1][1] == first - 1:
+        ranges[-1][1] = last
+    else:
+        ranges.append([first, last])
+
+
+def cut(ranges: Ranges, at: int) -> Ranges:
+    """The part of the ranges that lies at or before `at`."""
+    kept: Ranges = []
+    for first, last in ranges:
+        if first <= at:
+            kept.append([first, min(last or at, at)])
+    return kept

@@ -1,0 +1,83 @@
+"""Who holds a lease, and whether that process is still there.
+
+A lease names its process so that another one on the same machine need not wait for the time to run out when the holder
+is known to be dead. Where that cannot be known (another machine, another container), only time tells.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from holdfast.log import codec
+
+DEFAULT_SECONDS = 15.0
+
+
+def lease_seconds() -> float:
+    """How long a lease lasts without renewal: `HOLDFAST_LEASE_SECONDS`, or 15."""
+    return float(os.environ.get("HOLDFAST_LEASE_SECONDS", DEFAULT_SECONDS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A wish to become the writer: an append that carries one raises the epoch and takes the lease."""
+
+    holder: bytes
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A lease as a store has it; `remaining` was read off the store's own clock."""
+
+    epoch: int
+    holder: bytes
+    remaining: float
+
+    @property
+    def alive(self) -> bool:
+        return self.remaining > 0 and not is_dead(self.holder)
+
+
+@cache
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, in the kernel's ticks: a number that a reused pid does not share."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else fields[19]
+
+
+def holder(name: str) -> bytes:
+    """This process as the holder of a lease; `name` tells its holders apart."""
+    pid = os.getpid()
+    return codec.encode(
+        {"name": name, "boot": boot_id(), "namespace": _namespace(), "pid": pid, "started": _started(pid)}
+    )
+
+
+def is_dead(data: bytes) -> bool:
+    """Whether the holder is known to be gone. Not knowing is not dead."""
+    found = codec.decode(data)
+    if found["boot"] != boot_id() or found["namespace"] != _namespace() or found["started"] is None:
+        return False
+    return bool(_started(found["pid"]) != found["started"])

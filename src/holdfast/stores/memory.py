@@ -1,0 +1,405 @@
+"""Logs in memory: the same plans, bytes and refusals as the other stores, for one process and no longer than it."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from holdfast.errors import InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.ids import REAL, Ids, crashpoint
+from holdfast.log.events import MESSAGE_TYPES, Draft, Row
+from holdfast.log.messages import Limits
+from holdfast.log.view import view_of
+from holdfast.stores.base import Fork, Info, Log, Store
+from holdfast.stores.lease import Claim, Lease
+from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
+from holdfast.stores.rows import new_log, replay, searchable
+
+
+class Kept:
+    """One log as the memory keeps it."""
+
+    def __init__(self, log: Log, tenant: str, head: Head) -> None:
+        self.log, self.tenant, self.head = log, tenant, head
+        self.deleted = False
+        self.rows: list[Row] = []
+        self.marked: list[bool] = []
+        self.names: dict[str, tuple[list[int], list[int | None]]] = {}
+        self.once: dict[str, Once] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.snapshots: list[tuple[int, bytes]] = []
+        self.lease: tuple[int, bytes, float] | None = None  # epoch, holder, expires
+        self.columns: dict[str, Any] = {"status": view_of(head.view).status}
+        self.words: dict[int, frozenset[str]] = {}
+
+
+class _Memory:
+    """What the store objects of all tenants share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.logs: dict[int, Kept] = {}
+        self.names: dict[tuple[str, str, str], int] = {}
+        self.last = 0
+
+
+class MemoryStore(Store):
+    """Sessions that live as long as the process: for tests, and the default when no store is named."""
+
+    def __init__(self, *, ids: Ids = REAL, limits: Limits | None = None, tenant: str = "") -> None:
+        super().__init__(ids=ids, limits=limits, tenant=tenant)
+        self._memory = _Memory()
+
+    def close(self) -> None:
+        """Nothing to close: what is here goes with the object."""
+
+    # -- the write primitive ---------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        log: Log,
+        drafts: Sequence[Draft],
+        *,
+        once: str | None = None,
+        epoch: int | None = None,
+        expected: int | None = None,
+        claim: Claim | None = None,
+        release: bool = False,
+    ) -> Appended:
+        asked = request(
+            drafts, limits=self.limits, once=once, epoch=epoch, expected=expected, claim=claim, release=release
+        )
+        with self._memory.lock:
+            kept = self._kept(log)
+            if asked.once is not None and asked.once in kept.once:
+                return repeated(log.id, asked, kept.once[asked.once], kept.head.epoch)
+            batch = self._planned(kept, asked)
+            self._commit(kept, [batch])
+            return batch.outcome
+
+    def _planned(self, kept: Kept, asked: Request) -> Batch:
+        lease = None if asked.claim is None else self._lease(kept)
+        return plan(kept.log.id, kept.head, asked, lease=lease, at=self.ids.now(), random=self.ids.random)
+
+    def _commit(self, kept: Kept, batches: Iterable[Batch]) -> None:
+        """Make planned batches real. A store that writes elsewhere first overrides this."""
+        crashpoint("before commit")
+        for batch in batches:
+            self._write(kept, batch)
+        crashpoint("after commit")
+
+    def _write(self, kept: Kept, batch: Batch) -> None:
+        kept.rows += batch.rows
+        kept.marked += batch.marked
+        for name, seq, ref in batch.names:
+            seqs, refs = kept.names.setdefault(name, ([], []))
+            seqs.append(seq)
+            refs.append(ref)
+        for digest, data in batch.blobs.items():
+            kept.blobs.setdefault(digest, data)
+        if batch.once is not None:
+            kept.once[batch.once[0]] = batch.once[1]
+        if batch.snapshot is not None:
+            kept.snapshots.append((batch.head.head, batch.snapshot))
+        if batch.session is not None:
+            kept.columns |= batch.session
+        if batch.claim is not None:
+            kept.lease = (batch.head.epoch, batch.claim.holder, self.ids.elapsed() + batch.claim.seconds)
+        if batch.release and kept.lease is not None and kept.lease[0] == batch.head.epoch:
+            kept.lease = None
+        kept.head = batch.head
+
+    # -- making and removing logs ----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        kind: str,
+        id: str,
+        drafts: Sequence[Draft],
+        *,
+        user_id: str | None = None,
+        app_name: str | None = None,
+        fork: Fork | None = None,
+    ) -> Log:
+        asked = request(drafts, limits=self.limits)
+        with self._memory.lock:
+            now = self.ids.now()
+            uid = self.ids.new()
+            if fork is None:
+                kept = self._new(kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
+            else:
+                self._kept(fork.parent)
+                rows = self.read(fork.parent, fork.at, fork.at)
+                if not rows:
+                    raise SessionNotFound(fork.parent.id)
+                start = self.view(fork.parent, fork.at)
+                head = forked_head(start, at_seq=fork.at, hash=rows[0].hash, tokens=rows[0].tokens, now=now)
+                kept = self._new(kind, id, uid, fork.parent.origin, now, head, (user_id, app_name), fork)
+            batch = self._planned(kept, asked)
+            self._add(kept)
+            try:
+                self._commit(kept, [batch])
+            except BaseException:
+                self._drop(kept)
+                raise
+            return kept.log
+
+    def adopt(
+        self,
+        kind: str,
+        id: str,
+        origin: str,
+        rows: Sequence[Row],
+        blobs: dict[str, bytes],
+        draft: Draft,
+        **of: str | None,
+    ) -> Log:
+        asked = request([draft], limits=self.limits)
+        with self._memory.lock:
+            now = self.ids.now()
+            head = first_head(origin, now)
+            kept = self._new(kind, id, self.ids.new(), origin, now, head, (of.get("user_id"), of.get("app_name")), None)
+            kept.log = replace(kept.log, parent=of.get("parent"))
+            batches = list(replay(head, rows, blobs))
+            if batches:
+                kept.head = batches[-1].head
+            batches.append(self._planned(kept, asked))
+            self._add(kept)
+            try:
+                self._commit(kept, batches)
+            except BaseException:
+                self._drop(kept)
+                raise
+            return kept.log
+
+    def _new(
+        self,
+        kind: str,
+        id: str,
+        uid: str,
+        origin: str,
+        now: int,
+        head: Head,
+        owner: tuple[str | None, str | None],
+        fork: Fork | None,
+    ) -> Kept:
+        if (self.tenant, kind, id) in self._memory.names:
+            raise SessionExists(id)
+        self._memory.last += 1
+        log = new_log(self._memory.last, uid, origin, kind, id, now, owner, fork)
+        kept = Kept(log, self.tenant, head)
+        if fork is not None:
+            kept.snapshots.append((fork.at, head.view))
+        return kept
+
+    def _add(self, kept: Kept) -> None:
+        self._memory.logs[kept.log.number] = kept
+        self._memory.names[kept.tenant, kept.log.kind, kept.log.id] = kept.log.number
+
+    def _drop(self, kept: Kept) -> None:
+        del self._memory.logs[kept.log.number]
+        del self._memory.names[kept.tenant, kept.log.kind, kept.log.id]
+
+    def remove(self, kind: str, id: str) -> bool:
+        with self._memory.lock:
+            number = self._memory.names.get((self.tenant, kind, id))
+            if number is None:
+                return False
+            kept = self._memory.logs[number]
+            lease = self._lease(kept)
+            if lease is not None and lease.alive:
+                raise SessionBusy(id, retry_after=lease.remaining)
+            del self._memory.names[self.tenant, kind, id]
+            kept.deleted = True
+            for candidate in (number, *(ancestor for ancestor, _ in kept.log.ancestry)):
+                self._purge(candidate)
+            return True
+
+    def _purge(self, number: int) -> None:
+        logs = self._memory.logs
+        needed = any(number in dict(other.log.ancestry) for other in logs.values())
+        if number in logs and logs[number].deleted and not needed:
+            del logs[number]
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def _lease(self, kept: Kept) -> Lease | None:
+        if kept.lease is None:
+            return None
+        epoch, holder, expires = kept.lease
+        return Lease(epoch=epoch, holder=holder, remaining=expires - self.ids.elapsed())
+
+    def lease(self, log: Log) -> Lease | None:
+        with self._memory.lock:
+            return self._lease(self._kept(log))
+
+    def renew(self, log: Log, epoch: int, seconds: float) -> None:
+        with self._memory.lock:
+            kept = self._memory.logs.get(log.number)
+            if kept is None or kept.lease is None or kept.lease[0] != epoch:
+                raise StaleEpoch(log.id, epoch=epoch, current=kept.head.epoch if kept else epoch + 1)
+            kept.lease = (epoch, kept.lease[1], self.ids.elapsed() + seconds)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _kept(self, log: Log) -> Kept:
+        kept = self._memory.logs.get(log.number)
+        if kept is None or kept.deleted:
+            raise SessionNotFound(log.id)
+        return kept
+
+    def find(self, kind: str, id: str) -> Log | None:
+        with self._memory.lock:
+            number = self._memory.names.get((self.tenant, kind, id))
+            return None if number is None else self._memory.logs[number].log
+
+    def head(self, log: Log) -> Head:
+        with self._memory.lock:
+            return self._kept(log).head
+
+    def id_of(self, uid: str) -> str | None:
+        with self._memory.lock:
+            for kept in self._memory.logs.values():
+                if kept.log.uid == uid and kept.tenant == self.tenant and not kept.deleted:
+                    return kept.log.id
+            return None
+
+    def info(self, log: Log) -> Info:
+        with self._memory.lock:
+            return _info(self._kept(log))
+
+    def sessions(
+        self,
+        *,
+        user_id: str | None = None,
+        app_name: str | None = None,
+        status: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        parent: str | None = None,
+    ) -> list[Info]:
+        with self._memory.lock:
+            last = self._memory.last + 1
+            if after is not None:
+                last = self._memory.names.get((self.tenant, "session", after), 0)
+                if not last:
+                    raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
+            found: list[Info] = []
+            for number in sorted(self._memory.logs, reverse=True):
+                kept = self._memory.logs[number]
+                log = kept.log
+                if (
+                    number < last
+                    and not kept.deleted
+                    and (kept.tenant, log.kind) == (self.tenant, "session")
+                    and user_id in (None, log.user_id)
+                    and app_name in (None, log.app_name)
+                    and status in (None, kept.columns["status"])
+                    and parent in (None, log.parent)
+                    and len(found) < limit
+                ):
+                    found.append(_info(kept))
+            return found
+
+    def _scan(
+        self,
+        number: int,
+        first: int,
+        last: int,
+        *,
+        limit: int | None,
+        reverse: bool,
+        types: Sequence[str] | None,
+        marked: bool,
+        since: int | None,
+    ) -> list[Row]:
+        with self._memory.lock:
+            kept = self._memory.logs.get(number)
+            if kept is None:
+                return []
+            base = kept.log.base
+            places = range(max(first - base - 1, 0), min(last - base, len(kept.rows)))
+            found: list[Row] = []
+            for place in reversed(places) if reverse else places:
+                row = kept.rows[place]
+                if len(found) == limit:
+                    break
+                if (
+                    (not types or row.type in types)
+                    and (not marked or kept.marked[place])
+                    and (since is None or row.at >= since)
+                ):
+                    found.append(row)
+            return found
+
+    def _count(self, number: int, first: int, last: int) -> int:
+        return len(
+            self._scan(number, first, last, limit=None, reverse=False, types=MESSAGE_TYPES, marked=False, since=None)
+        )
+
+    def _name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
+        with self._memory.lock:
+            kept = self._memory.logs.get(number)
+            if kept is None or name not in kept.names:
+                return False, None, None
+            seqs, refs = kept.names[name]
+            place = bisect_right(seqs, at) - 1
+            if place < 0:
+                return False, None, None
+            ref = refs[place]
+            if ref is None or ref <= kept.log.base:
+                return True, None, ref
+            return True, kept.rows[ref - kept.log.base - 1], ref
+
+    def _names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
+        with self._memory.lock:
+            kept = self._memory.logs.get(number)
+            found: list[tuple[str, int | None]] = []
+            for name, (seqs, refs) in kept.names.items() if kept else ():
+                place = bisect_right(seqs, at) - 1
+                if name.startswith(prefix) and place >= 0:
+                    found.append((name, refs[place]))
+            return found
+
+    def _snapshot(self, number: int, at: int) -> tuple[int, bytes] | None:
+        with self._memory.lock:
+            kept = self._memory.logs.get(number)
+            before = [snapshot for snapshot in kept.snapshots if snapshot[0] <= at] if kept else []
+            return before[-1] if before else None
+
+    def _blob(self, number: int, digest: str) -> bytes | None:
+        with self._memory.lock:
+            kept = self._memory.logs.get(number)
+            return None if kept is None else kept.blobs.get(digest)
+
+    def _search(
+        self, log: Log, words: Sequence[str], segments: Iterable[tuple[int, int, int]], limit: int
+    ) -> list[int]:
+        found: list[int] = []
+        wanted = set(words)
+        with self._memory.lock:
+            for number, first, last in reversed(list(segments)):
+                kept = self._memory.logs[number]
+                for row in self._scan(
+                    number, first, last, limit=None, reverse=True, types=MESSAGE_TYPES, marked=False, since=None
+                ):
+                    if row.seq not in kept.words:
+                        kept.words[row.seq] = frozenset(searchable(row).split())
+                    if len(found) < limit and wanted <= kept.words[row.seq]:
+                        found.append(row.seq)
+        return found[::-1]
+
+
+def _info(kept: Kept) -> Info:
+    columns = kept.columns
+    return Info(
+        log=kept.log,
+        status=columns["status"],
+        title=columns.get("title"),
+        metadata=columns.get("metadata") or {},
+        work_dir=columns.get("work_dir"),
+        updated_at=kept.head.updated_at,
+    )

@@ -1,0 +1,234 @@
+"""What one append will write, decided before it is written. Pure, so that every store decides alike.
+
+The order of the checks is a promise: the idempotency key first (a hit gives the first outcome, whatever the head and
+epoch are now), then limits, then the fence, then the head, then the rules of the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.errors import Conflict, InvalidArgument, KeyReused, LimitExceeded, SessionBusy, StaleEpoch
+from holdfast.log import chain, codec
+from holdfast.log.events import MESSAGE_TYPES, SALT, VERSIONS, Draft, Row
+from holdfast.log.messages import Limits
+from holdfast.log.names import HAS_NAMES, NameRow, names_of
+from holdfast.log.view import View, is_marked, view_of
+from holdfast.stores.lease import Claim, Lease
+
+SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
+MAX_PAYLOAD = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Where a log stands: everything that an append reads and moves."""
+
+    head: int
+    hash: bytes
+    epoch: int
+    tokens: int
+    view: bytes
+    busy: bool  # a turn is open, so messages from outside change the view
+    marks: int  # marked events since the last snapshot
+    updated_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """What an idempotency key stands for."""
+
+    digest: bytes
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """The outcome of an append: the numbers its events got, and the epoch that holds now."""
+
+    first: int
+    last: int
+    epoch: int
+    repeated: bool = False  # the same key had stored this before
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One append as it was asked for, its payloads encoded."""
+
+    drafts: Sequence[Draft]
+    encoded: Sequence[bytes]
+    once: str | None
+    epoch: int | None
+    expected: int | None
+    claim: Claim | None
+    release: bool
+
+    @property
+    def digest(self) -> bytes:
+        return chain.digest(self.drafts, self.encoded)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything that one append writes, in one transaction."""
+
+    outcome: Appended
+    head: Head
+    before: Head
+    rows: list[Row] = field(default_factory=list)
+    marked: list[bool] = field(default_factory=list)
+    names: list[NameRow] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    once: tuple[str, Once] | None = None
+    snapshot: bytes | None = None  # of the view after this batch
+    session: dict[str, Any] | None = None  # changed columns of the session's row
+    claim: Claim | None = None
+    release: bool = False
+
+    @property
+    def simple(self) -> bool:
+        """Only events and names: the common case, which a store may write in one statement."""
+        return not (self.blobs or self.once or self.snapshot or self.session or self.claim or self.release)
+
+
+def request(
+    drafts: Sequence[Draft],
+    *,
+    limits: Limits,
+    once: str | None = None,
+    epoch: int | None = None,
+    expected: int | None = None,
+    claim: Claim | None = None,
+    release: bool = False,
+) -> Request:
+    """Encode and check what was asked for, before anything is locked."""
+    encoded = chain.payloads(drafts)
+    for draft, payload in zip(drafts, encoded, strict=True):
+        if draft.type not in VERSIONS:
+            raise InvalidArgument(f"unknown event type {draft.type!r}")
+        if len(payload) > limits.state_value and draft.type == "state.set":
+            size = len(codec.encode(draft.data["value"]))
+            if size > limits.state_value:
+                raise LimitExceeded(
+                    "a state value", size=size, limit=limits.state_value, hint="keep files in message parts"
+                )
+        if len(payload) > MAX_PAYLOAD:
+            raise LimitExceeded("an event", size=len(payload), limit=MAX_PAYLOAD, hint="split it")
+    if not drafts and claim is None and not release:
+        raise InvalidArgument("an append needs at least one event")
+    if once is not None:
+        codec.text_bytes(once, "an idempotency key", limits.name)
+    return Request(drafts, encoded, once, epoch, expected, claim, release)
+
+
+def repeated(session_id: str, asked: Request, found: Once, epoch: int) -> Appended:
+    """The first outcome of a key that was used before."""
+    if found.digest != asked.digest:
+        raise KeyReused(session_id, asked.once or "")
+    return Appended(first=found.first, last=found.last, epoch=epoch, repeated=True)
+
+
+def plan(
+    session_id: str, before: Head, asked: Request, *, lease: Lease | None, at: int, random: Callable[[int], bytes]
+) -> Batch:
+    """Decide what an append writes, or refuse it. The key was looked up already and not found."""
+    epoch = before.epoch
+    if asked.epoch is not None and asked.epoch != epoch:
+        raise StaleEpoch(session_id, epoch=asked.epoch, current=epoch)
+    if asked.claim is not None:
+        if lease is not None and lease.alive and asked.epoch is None:
+            raise SessionBusy(session_id, retry_after=lease.remaining)
+        epoch += 1
+    if asked.expected is not None and asked.expected != before.head:
+        raise Conflict(session_id, expected=asked.expected, head=before.head)
+    drafts = asked.drafts
+    rows = chain.seal(
+        drafts,
+        asked.encoded,
+        head=before.head,
+        hash=before.hash,
+        tokens=before.tokens,
+        at=at,
+        salts=random(SALT * len(drafts)),
+    )
+    busy = before.busy
+    marked = [is_marked(draft.type, draft.run) or (busy and draft.type in MESSAGE_TYPES) for draft in drafts]
+    names: list[NameRow] = []
+    blobs: dict[str, bytes] = {}
+    session: dict[str, Any] = {}
+    for draft, row in zip(drafts, rows, strict=True):
+        if draft.type in HAS_NAMES:
+            names += names_of(row.seq, draft.type, draft.data)
+            for column in ("title", "metadata", "work_dir"):
+                if column in draft.data and draft.type != "view.rewound":
+                    session[column] = draft.data[column]
+        if draft.blobs:
+            blobs |= draft.blobs
+    view, marks, snapshot = before.view, before.marks, None
+    if any(marked):
+        folded = view_of(view)
+        status = folded.status
+        for draft, row in zip(drafts, rows, strict=True):
+            folded.apply(row.seq, draft.type, draft.run, draft.data)
+        view, busy = folded.to_bytes(), folded.turn is not None
+        marks += sum(marked)
+        if marks >= SNAPSHOT_EVERY:
+            marks, snapshot = 0, view
+        if folded.status != status:
+            session["status"] = folded.status
+    last = rows[-1] if rows else None
+    head = Head(
+        head=last.seq if last else before.head,
+        hash=last.hash if last else before.hash,
+        epoch=epoch,
+        tokens=last.tokens if last else before.tokens,
+        view=view,
+        busy=busy,
+        marks=marks,
+        updated_at=at if last else before.updated_at,
+    )
+    outcome = Appended(first=before.head + 1, last=head.head, epoch=epoch, at=at)
+    once = None
+    if asked.once is not None:
+        once = (asked.once, Once(digest=asked.digest, first=outcome.first, last=outcome.last))
+    return Batch(
+        outcome=outcome,
+        head=head,
+        before=before,
+        rows=rows,
+        marked=marked,
+        names=names,
+        blobs=blobs,
+        once=once,
+        snapshot=snapshot,
+        session=session or None,
+        claim=asked.claim,
+        release=asked.release,
+    )
+
+
+def first_head(origin: str, at: int) -> Head:
+    """The head of a log before its first event."""
+    return Head(
+        head=0,
+        hash=chain.genesis(origin),
+        epoch=0,
+        tokens=0,
+        view=View().to_bytes(),
+        busy=False,
+        marks=0,
+        updated_at=at,
+    )
+
+
+def forked_head(parent_view: View, *, at_seq: int, hash: bytes, tokens: int, now: int) -> Head:
+    """The head of a fork before its first event: the parent's past, with a life of its own."""
+    view = replace(parent_view, turn=None, life="live", turns=0, usage={})
+    return Head(
+        head=at_seq, hash=hash, epoch=0, tokens=tokens, view=view.to_bytes(), busy=False, marks=0, updated_at=now
+    )

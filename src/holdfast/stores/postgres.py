@@ -1,0 +1,646 @@
+"""Logs in PostgreSQL. The common append is one statement; everything else is one transaction on the locked head.
+
+An append remembers what it sealed. When its answer gets lost, the next attempt takes the same row lock and looks
+whether an event with that hash is there (salts make hashes unique), so an append without a key is stored once as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from holdfast.errors import InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.ids import REAL, Ids, crashpoint
+from holdfast.log.events import MESSAGE_TYPES, Draft, Row
+from holdfast.log.messages import Limits
+from holdfast.stores.base import Fork, Info, Log, Store
+from holdfast.stores.lease import Claim, Lease
+from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
+from holdfast.stores.postgres_server import MAX_CONNECTIONS, Connection, LostConnection, PostgresServer
+from holdfast.stores.rows import (
+    INDEX_BATCH,
+    ancestry_bytes,
+    info_of,
+    log_of,
+    new_log,
+    replay,
+    searchable,
+    session_columns,
+    session_row,
+)
+
+LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, s.parent
+    FROM holdfast.logs l LEFT JOIN holdfast.sessions s ON s.log = l.log"""
+FIND = LOG + " WHERE l.tenant = %s AND l.kind = %s AND l.id = %s"
+HEAD = """SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM holdfast.logs
+    WHERE log = %s AND id IS NOT NULL"""
+LOCK_HEAD = HEAD + " FOR UPDATE"
+LOCK_PARENT = "SELECT 1 FROM holdfast.logs WHERE log = %s AND id IS NOT NULL FOR SHARE"
+MOVE = """UPDATE holdfast.logs SET head=%s, hash=%s, epoch=%s, tokens=%s, view=%s, busy=%s, marks=%s, updated_at=%s
+    WHERE log = %s"""
+EVENT_COLUMNS = "log, seq, at, type, header, tokens, body, tomb, hash, marked"
+UNNEST_EVENTS = """unnest(%s::bigint[], %s::bigint[], %s::text[], %s::bytea[], %s::bigint[], %s::bytea[], %s::bytea[],
+    %s::bytea[], %s::boolean[])"""
+ADD_EVENTS = f"INSERT INTO holdfast.events({EVENT_COLUMNS}) SELECT %s, e.* FROM {UNNEST_EVENTS} AS e"
+# The whole append in one round trip: events and names are written only if the head was still where we thought.
+MOVED = (
+    """WITH moved AS (UPDATE holdfast.logs
+    SET head=%s, hash=%s, tokens=%s, view=%s, busy=%s, marks=%s, updated_at=%s
+    WHERE log = %s AND head = %s AND epoch = %s AND id IS NOT NULL RETURNING log),
+  added AS (INSERT INTO holdfast.events("""
+    + EVENT_COLUMNS
+    + """)
+    SELECT moved.log, e.* FROM moved, """
+    + UNNEST_EVENTS
+    + """ AS e)"""
+)
+APPEND = MOVED + " SELECT log FROM moved"
+APPEND_NAMED = (
+    MOVED
+    + """, named AS (INSERT INTO holdfast.names(log, name, seq, ref)
+    SELECT moved.log, n.* FROM moved, unnest(%s::bytea[], %s::bigint[], %s::bigint[]) AS n) SELECT log FROM moved"""
+)
+HASH_AT = "SELECT hash, tokens FROM holdfast.events WHERE log = %s AND seq = %s"
+ADD_NAME = "INSERT INTO holdfast.names VALUES(%s,%s,%s,%s)"
+ADD_BLOB = "INSERT INTO holdfast.blobs VALUES(%s,%s,%s) ON CONFLICT DO NOTHING"
+ADD_SNAPSHOT = "INSERT INTO holdfast.snapshots VALUES(%s,%s,%s)"
+ADD_LOG = """INSERT INTO holdfast.logs(uid, origin, tenant, kind, id, base, ancestry, created_at,
+    head, hash, epoch, tokens, view, busy, marks, updated_at)
+    VALUES(%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s) RETURNING log"""
+ADD_SESSION = "INSERT INTO holdfast.sessions VALUES(%s,%s,%s,%s,%s,%s,%s,%s,%s)"
+ADD_LINEAGE = "INSERT INTO holdfast.lineage VALUES(%s,%s)"
+SET_SESSION = {
+    "status": "UPDATE holdfast.sessions SET status = %s WHERE log = %s",
+    "title": "UPDATE holdfast.sessions SET title = %s WHERE log = %s",
+    "metadata": "UPDATE holdfast.sessions SET metadata = %s WHERE log = %s",
+    "work_dir": "UPDATE holdfast.sessions SET work_dir = %s WHERE log = %s",
+}
+ONCE = "SELECT digest, first, last FROM holdfast.once WHERE log = %s AND key = %s"
+ADD_ONCE = "INSERT INTO holdfast.once VALUES(%s,%s,%s,%s,%s,%s)"
+LEASE = """SELECT epoch, holder, extract(epoch FROM expires - clock_timestamp())::float8
+    FROM holdfast.leases WHERE log = %s"""
+TAKE_LEASE = """INSERT INTO holdfast.leases VALUES(%s,%s,%s, clock_timestamp() + make_interval(secs => %s))
+    ON CONFLICT(log) DO UPDATE SET epoch = excluded.epoch, holder = excluded.holder, expires = excluded.expires"""
+RENEW = """UPDATE holdfast.leases SET expires = clock_timestamp() + make_interval(secs => %s)
+    WHERE log = %s AND epoch = %s RETURNING log"""
+DROP_LEASE = "DELETE FROM holdfast.leases WHERE log = %s AND epoch = %s"
+INFO = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry,
+    s.user_id, s.app_name, s.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
+    FROM holdfast.sessions s JOIN holdfast.logs l ON l.log = s.log"""
+INFO_ONE = INFO + " WHERE s.log = %s"
+NUMBER_OF = "SELECT log FROM holdfast.logs WHERE tenant = %s AND kind = 'session' AND id = %s"
+ID_OF = "SELECT id FROM holdfast.logs WHERE tenant = %s AND uid = %s AND id IS NOT NULL"
+SCAN = """SELECT seq, at, type, header, tokens, body, tomb, hash
+    FROM holdfast.events WHERE log = %s AND seq BETWEEN %s AND %s"""
+COUNT = "SELECT count(*) FROM holdfast.events WHERE log = %s AND seq BETWEEN %s AND %s AND type = ANY(%s)"
+NAME = """SELECT n.ref, e.seq, e.at, e.type, e.header, e.tokens, e.body, e.tomb, e.hash
+    FROM holdfast.names n LEFT JOIN holdfast.events e ON e.log = n.log AND e.seq = n.ref
+    WHERE n.log = %s AND n.name = %s AND n.seq <= %s ORDER BY n.seq DESC LIMIT 1"""
+NAMES = """SELECT DISTINCT ON (name) name, ref FROM holdfast.names
+    WHERE log = %s AND name >= %s AND name < %s AND seq <= %s ORDER BY name, seq DESC"""
+SNAPSHOT = "SELECT seq, view FROM holdfast.snapshots WHERE log = %s AND seq <= %s ORDER BY seq DESC LIMIT 1"
+BLOB = "SELECT data FROM holdfast.blobs WHERE log = %s AND digest = %s"
+INDEXED = "SELECT upto FROM holdfast.indexed WHERE log = %s"
+LOCK_INDEX = "SELECT pg_advisory_xact_lock(1752132964, hashint8(%s))"
+SET_INDEXED = "INSERT INTO holdfast.indexed VALUES(%s,%s) ON CONFLICT(log) DO UPDATE SET upto = excluded.upto"
+ADD_WORDS = "INSERT INTO holdfast.words VALUES(%s,%s,array_to_tsvector(%s::text[]))"
+MATCH = """SELECT seq FROM holdfast.words WHERE log = %s AND seq BETWEEN %s AND %s AND words @@ %s::tsquery
+    ORDER BY seq DESC LIMIT %s"""
+NEEDED = "SELECT 1 FROM holdfast.lineage WHERE ancestor = %s LIMIT 1"
+ANCESTORS = "SELECT ancestor FROM holdfast.lineage WHERE log = %s"
+IS_DEAD = "SELECT 1 FROM holdfast.logs WHERE log = %s AND id IS NULL"
+LOCK_LOG = "SELECT 1 FROM holdfast.logs WHERE log = %s FOR UPDATE"
+FREE_NAME = "UPDATE holdfast.logs SET id = NULL WHERE log = %s"
+DROP_SESSION = "DELETE FROM holdfast.sessions WHERE log = %s"
+PURGE = (
+    "DELETE FROM holdfast.events WHERE log = %s",
+    "DELETE FROM holdfast.words WHERE log = %s",
+    "DELETE FROM holdfast.names WHERE log = %s",
+    "DELETE FROM holdfast.once WHERE log = %s",
+    "DELETE FROM holdfast.leases WHERE log = %s",
+    "DELETE FROM holdfast.snapshots WHERE log = %s",
+    "DELETE FROM holdfast.blobs WHERE log = %s",
+    "DELETE FROM holdfast.indexed WHERE log = %s",
+    "DELETE FROM holdfast.lineage WHERE log = %s",
+    "DELETE FROM holdfast.logs WHERE log = %s",
+)
+
+MAX_CACHED = 10_000
+STRIPES = 256
+
+
+class _Heads:
+    """The heads this process saw last. Only a guess: the statement that uses one checks it."""
+
+    def __init__(self) -> None:
+        self._heads: dict[int, Head] = {}
+        self._locks = [threading.Lock() for _ in range(STRIPES)]
+
+    def lock(self, number: int) -> threading.Lock:
+        """Threads of one process queue here for a log, so that they do not race for its head on the server."""
+        return self._locks[number % STRIPES]
+
+    def get(self, number: int) -> Head | None:
+        return self._heads.get(number)
+
+    def put(self, number: int, head: Head) -> None:
+        if len(self._heads) >= MAX_CACHED:
+            self._heads.clear()
+        self._heads[number] = head
+
+    def forget(self, number: int) -> None:
+        self._heads.pop(number, None)
+
+
+class _Moment:
+    """The time and the salts of one append, the same however often it has to be tried."""
+
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+        self._salts = b""
+
+    @cached_property
+    def at(self) -> int:
+        return self._ids.now()
+
+    def random(self, size: int) -> bytes:
+        self._salts = self._salts or self._ids.random(size)
+        return self._salts
+
+
+class PostgresStore(Store):
+    """Sessions in a PostgreSQL database, for several servers: `PostgresStore("postgresql://user@host/database")`."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        connections: int = MAX_CONNECTIONS,
+        patience: float = 10.0,
+        ids: Ids = REAL,
+        limits: Limits | None = None,
+        tenant: str = "",
+    ) -> None:
+        super().__init__(ids=ids, limits=limits, tenant=tenant)
+        self.server = PostgresServer(dsn, connections=connections, patience=patience, ids=REAL)
+        self._heads = _Heads()
+
+    def __repr__(self) -> str:
+        return "PostgresStore(…)"  # the connection string may hold a password
+
+    def close(self) -> None:
+        self.server.close()
+
+    # -- the write primitive ---------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        log: Log,
+        drafts: Sequence[Draft],
+        *,
+        once: str | None = None,
+        epoch: int | None = None,
+        expected: int | None = None,
+        claim: Claim | None = None,
+        release: bool = False,
+    ) -> Appended:
+        asked = request(
+            drafts, limits=self.limits, once=once, epoch=epoch, expected=expected, claim=claim, release=release
+        )
+        number, moment = log.number, _Moment(self.ids)
+        with self._heads.lock(number):
+            sealed: list[Batch] = []
+            head = self._heads.get(number)
+            plain = once is None and claim is None and not release and expected in (None, head and head.head)
+            if (
+                plain
+                and head is not None
+                and epoch in (None, head.epoch)
+                and self._append_fast(log, head, asked, moment, sealed)
+            ):
+                return sealed[-1].outcome
+            try:
+                outcome, after = self.server.transaction(
+                    lambda db: self._append(db, number, log.id, asked, moment, sealed)
+                )
+            except BaseException:
+                self._heads.forget(number)
+                raise
+            self._heads.put(number, after)
+            return outcome
+
+    def _append_fast(self, log: Log, head: Head, asked: Request, moment: _Moment, sealed: list[Batch]) -> bool:
+        """One statement, if the head is where this process left it and there is nothing but events and names."""
+        batch = plan(log.id, head, asked, lease=None, at=moment.at, random=moment.random)
+        if not batch.simple:
+            return False
+        after = batch.head
+        values: list[Any] = [
+            after.head, after.hash, after.tokens, after.view, after.busy, after.marks, after.updated_at,
+            log.number, head.head, head.epoch, *_arrays(batch),
+        ]  # fmt: skip
+        query = APPEND
+        if batch.names:
+            query = APPEND_NAMED
+            values += [list(column) for column in zip(*_name_rows(batch), strict=True)]
+        sealed.append(batch)
+        crashpoint("before commit")
+        try:
+            with self.server.connection() as db:
+                moved = db.execute(query, values).fetchone()
+        except LostConnection:
+            return False  # lost: the transaction that follows finds out what became of it
+        crashpoint("after commit")
+        if moved is None:
+            sealed.clear()  # the server said no: nothing of it is there
+            return False
+        self._heads.put(log.number, after)
+        return True
+
+    def _append(
+        self, db: Connection, number: int, id: str, asked: Request, moment: _Moment, sealed: list[Batch]
+    ) -> tuple[Appended, Head]:
+        before = _head(db, LOCK_HEAD, number)
+        if before is None:
+            raise SessionNotFound(id)
+        for batch in sealed:
+            if self._is_stored(db, number, batch):
+                return batch.outcome, before
+        if asked.once is not None:
+            found = db.execute(ONCE, (number, asked.once.encode())).fetchone()
+            if found is not None:
+                digest, first, last = found
+                return repeated(id, asked, Once(digest=digest, first=first, last=last), before.epoch), before
+        lease = None if asked.claim is None else _lease(db, number)
+        batch = plan(id, before, asked, lease=lease, at=moment.at, random=moment.random)
+        sealed.append(batch)
+        self._write(db, number, batch)
+        return batch.outcome, batch.head
+
+    def _is_stored(self, db: Connection, number: int, batch: Batch) -> bool:
+        """Whether an attempt whose answer was lost was committed after all."""
+        if batch.rows:
+            found = db.execute(HASH_AT, (number, batch.rows[-1].seq)).fetchone()
+            return found is not None and found[0] == batch.rows[-1].hash
+        if batch.claim is not None:
+            lease = _lease(db, number)
+            return lease is not None and (lease.epoch, lease.holder) == (batch.head.epoch, batch.claim.holder)
+        return False  # a release: doing it twice is doing it once
+
+    def _write(self, db: Connection, number: int, batch: Batch) -> None:
+        crashpoint("before events")
+        with db.pipeline():
+            if batch.rows:
+                db.execute(ADD_EVENTS, (number, *_arrays(batch)))
+            crashpoint("between events and head")
+            db.execute(MOVE, (*_head_columns(batch.head), number))
+            for name, seq, ref in _name_rows(batch):
+                db.execute(ADD_NAME, (number, name, seq, ref))
+            for digest, data in batch.blobs.items():
+                db.execute(ADD_BLOB, (number, digest, data))
+            if batch.once is not None:
+                key, once = batch.once
+                db.execute(ADD_ONCE, (number, key.encode(), once.digest, once.first, once.last, batch.outcome.at))
+            if batch.snapshot is not None:
+                db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
+            for column, value in session_columns(batch.session or {}).items():
+                db.execute(SET_SESSION[column], (value, number))
+            if batch.claim is not None:
+                db.execute(TAKE_LEASE, (number, batch.head.epoch, batch.claim.holder, batch.claim.seconds))
+            if batch.release:
+                db.execute(DROP_LEASE, (number, batch.head.epoch))
+
+    # -- making and removing logs ----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        kind: str,
+        id: str,
+        drafts: Sequence[Draft],
+        *,
+        user_id: str | None = None,
+        app_name: str | None = None,
+        fork: Fork | None = None,
+    ) -> Log:
+        asked = request(drafts, limits=self.limits)
+        start = None if fork is None else self.view(fork.parent, fork.at)
+        now = self.ids.now()
+        uid = self.ids.new()
+
+        def job(db: Connection) -> tuple[Log, Head | None]:
+            made = self._made(db, kind, id, uid)
+            if made is not None:
+                return made, None
+            if fork is None or start is None:
+                log = self._add_log(db, kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
+            else:
+                parent = fork.parent
+                if db.execute(LOCK_PARENT, (parent.number,)).fetchone() is None:
+                    raise SessionNotFound(parent.id)
+                ((number, _first, last),) = parent.segments(fork.at, fork.at)
+                found = db.execute(HASH_AT, (number, last)).fetchone()
+                if found is None:
+                    raise SessionNotFound(parent.id)
+                head = forked_head(start, at_seq=fork.at, hash=found[0], tokens=found[1], now=now)
+                log = self._add_log(db, kind, id, uid, parent.origin, now, head, (user_id, app_name), fork)
+            _, after = self._append(db, log.number, id, asked, _Moment(self.ids), [])
+            return log, after
+
+        log, head = self.server.transaction(job)
+        if head is not None:
+            self._heads.put(log.number, head)
+        return log
+
+    def adopt(
+        self,
+        kind: str,
+        id: str,
+        origin: str,
+        rows: Sequence[Row],
+        blobs: dict[str, bytes],
+        draft: Draft,
+        **of: str | None,
+    ) -> Log:
+        now, uid = self.ids.now(), self.ids.new()
+        asked = request([draft], limits=self.limits)
+
+        def job(db: Connection) -> Log:
+            made = self._made(db, kind, id, uid)
+            if made is not None:
+                return made
+            head = first_head(origin, now)
+            log = self._add_log(db, kind, id, uid, origin, now, head, (of.get("user_id"), of.get("app_name")), None)
+            for batch in replay(head, rows, blobs):
+                self._write(db, log.number, batch)
+            self._append(db, log.number, id, asked, _Moment(self.ids), [])
+            return log
+
+        return self.server.transaction(job)
+
+    def _made(self, db: Connection, kind: str, id: str, uid: str) -> Log | None:
+        """The log, if an attempt whose answer was lost has made it; SessionExists if somebody else has."""
+        found = db.execute(FIND, (self.tenant, kind, id)).fetchone()
+        if found is None:
+            return None
+        log = log_of(found)
+        if log.uid != uid:
+            raise SessionExists(id)
+        return log
+
+    def _add_log(
+        self,
+        db: Connection,
+        kind: str,
+        id: str,
+        uid: str,
+        origin: str,
+        now: int,
+        head: Head,
+        owner: tuple[str | None, str | None],
+        fork: Fork | None,
+    ) -> Log:
+        log = new_log(0, uid, origin, kind, id, now, owner, fork)
+        packed = ancestry_bytes(log.ancestry)
+        values = (uid, origin, self.tenant, kind, id, log.base, packed, now, *_head_columns(head))
+        added = db.execute(ADD_LOG, values).fetchone()
+        assert added is not None
+        log = replace(log, number=added[0])
+        if kind == "session":
+            db.execute(ADD_SESSION, session_row(log, self.tenant, head))
+        for ancestor, _ in log.ancestry:
+            db.execute(ADD_LINEAGE, (ancestor, log.number))
+        if log.ancestry:
+            db.execute(ADD_SNAPSHOT, (log.number, log.base, head.view))
+        return log
+
+    def remove(self, kind: str, id: str) -> bool:
+        attempts: list[int] = []
+
+        def job(db: Connection) -> bool:
+            found = db.execute(FIND + " FOR UPDATE OF l", (self.tenant, kind, id)).fetchone()
+            if found is None:
+                return bool(attempts)  # gone: if this is a second attempt, the first one did it
+            number = found[0]
+            attempts.append(number)
+            lease = _lease(db, number)
+            if lease is not None and lease.alive:
+                raise SessionBusy(id, retry_after=lease.remaining)
+            db.execute(FREE_NAME, (number,))
+            db.execute(DROP_SESSION, (number,))
+            ancestors = [ancestor for (ancestor,) in db.execute(ANCESTORS, (number,)).fetchall()]
+            crashpoint("inside remove")
+            self._purge(db, number)
+            for ancestor in sorted(ancestors):  # a deleted parent was only waiting for its last fork
+                db.execute(LOCK_LOG, (ancestor,))
+                if db.execute(IS_DEAD, (ancestor,)).fetchone() is not None:
+                    self._purge(db, ancestor)
+            self._heads.forget(number)
+            return True
+
+        return self.server.transaction(job)
+
+    def _purge(self, db: Connection, number: int) -> None:
+        if db.execute(NEEDED, (number,)).fetchone() is None:
+            for statement in PURGE:
+                db.execute(statement, (number,))
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def lease(self, log: Log) -> Lease | None:
+        return self.server.unit(lambda db: _lease(db, log.number))
+
+    def renew(self, log: Log, epoch: int, seconds: float) -> None:
+        if self.server.fetch_one(RENEW, (seconds, log.number, epoch)) is None:
+            found = self.server.fetch_one(HEAD, (log.number,))
+            raise StaleEpoch(log.id, epoch=epoch, current=found[2] if found else epoch + 1)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def find(self, kind: str, id: str) -> Log | None:
+        found = self.server.fetch_one(FIND, (self.tenant, kind, id))
+        return None if found is None else log_of(found)
+
+    def head(self, log: Log) -> Head:
+        found = self.server.unit(lambda db: _head(db, HEAD, log.number))
+        if found is None:
+            raise SessionNotFound(log.id)
+        return found
+
+    def info(self, log: Log) -> Info:
+        found = self.server.fetch_one(INFO_ONE, (log.number,))
+        if found is None:
+            raise SessionNotFound(log.id)
+        return info_of(found)
+
+    def id_of(self, uid: str) -> str | None:
+        found = self.server.fetch_one(ID_OF, (self.tenant, uid))
+        return None if found is None else found[0]
+
+    def sessions(
+        self,
+        *,
+        user_id: str | None = None,
+        app_name: str | None = None,
+        status: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        parent: str | None = None,
+    ) -> list[Info]:
+        where: list[str] = ["s.tenant = %s"]
+        values: list[Any] = [self.tenant]
+        for clause, value in (
+            ("s.user_id = %s", user_id and user_id.encode()),
+            ("s.app_name = %s", app_name and app_name.encode()),
+            ("s.status = %s", status),
+            ("s.parent = %s", parent),
+        ):
+            if value is not None:
+                where.append(clause)
+                values.append(value)
+        if after is not None:
+            found = self.server.fetch_one(NUMBER_OF, (self.tenant, after))
+            if found is None:
+                raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
+            where.append("s.log < %s")
+            values.append(found[0])
+        query = f"{INFO} WHERE {' AND '.join(where)} ORDER BY s.log DESC LIMIT %s"
+        return [info_of(row) for row in self.server.fetch(query, (*values, limit))]
+
+    def _scan(
+        self,
+        number: int,
+        first: int,
+        last: int,
+        *,
+        limit: int | None,
+        reverse: bool,
+        types: Sequence[str] | None,
+        marked: bool,
+        since: int | None,
+    ) -> list[Row]:
+        query = SCAN
+        values: list[Any] = [number, first, last]
+        if marked:
+            query += " AND marked IS NOT NULL"
+        if since is not None:
+            query += " AND at >= %s"
+            values.append(since)
+        if types:
+            query += " AND type = ANY(%s)"
+            values.append(list(types))
+        query += " ORDER BY seq DESC" if reverse else " ORDER BY seq"
+        if limit is not None:
+            query += " LIMIT %s"
+            values.append(limit)
+        return [Row(*row) for row in self.server.fetch(query, tuple(values))]
+
+    def _count(self, number: int, first: int, last: int) -> int:
+        found = self.server.fetch_one(COUNT, (number, first, last, list(MESSAGE_TYPES)))
+        return 0 if found is None else found[0]
+
+    def _name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
+        found = self.server.fetch_one(NAME, (number, name.encode(), at))
+        if found is None:
+            return False, None, None
+        ref, *columns = found
+        return True, None if columns[0] is None else Row(*columns), ref
+
+    def _names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
+        low = prefix.encode()
+        high = low[:-1] + bytes([low[-1] + 1])
+        return [(bytes(name).decode(), ref) for name, ref in self.server.fetch(NAMES, (number, low, high, at))]
+
+    def _snapshot(self, number: int, at: int) -> tuple[int, bytes] | None:
+        found = self.server.fetch_one(SNAPSHOT, (number, at))
+        return None if found is None else (found[0], found[1])
+
+    def _blob(self, number: int, digest: str) -> bytes | None:
+        found = self.server.fetch_one(BLOB, (number, digest))
+        return None if found is None else found[0]
+
+    # -- search ----------------------------------------------------------------------------------------------------
+
+    def _search(
+        self, log: Log, words: Sequence[str], segments: Iterable[tuple[int, int, int]], limit: int
+    ) -> list[int]:
+        segments = list(segments)
+        for number in dict.fromkeys(number for number, _, _ in segments):
+            while self._index(number):
+                pass
+        query = " & ".join(f"'{word}'" for word in words)
+        found: list[int] = []
+        for number, first, last in reversed(segments):
+            rows = self.server.fetch(MATCH, (number, first, last, query, limit - len(found)))
+            found += [seq for (seq,) in rows]
+            if len(found) >= limit:
+                break
+        return found[::-1]
+
+    def _index(self, number: int) -> bool:
+        """Index the next batch of a log's messages; False when there is nothing left."""
+        found = self.server.fetch_one(INDEXED, (number,))
+        if not self._scan_messages(number, found[0] if found else 0, 1):
+            return False
+
+        def job(db: Connection) -> bool:
+            db.execute(LOCK_INDEX, (number,))
+            found = db.execute(INDEXED, (number,)).fetchone()
+            rows = self._scan_messages(number, found[0] if found else 0, INDEX_BATCH)
+            with db.pipeline():
+                for row in rows:
+                    db.execute(ADD_WORDS, (number, row.seq, sorted(set(searchable(row).split()))))
+                if rows:
+                    db.execute(SET_INDEXED, (number, rows[-1].seq))
+            return bool(rows)
+
+        return self.server.transaction(job)
+
+    def _scan_messages(self, number: int, after: int, limit: int) -> list[Row]:
+        return self._scan(
+            number, after + 1, 1 << 40, limit=limit, reverse=False, types=MESSAGE_TYPES, marked=False, since=None
+        )
+
+
+def _lease(db: Connection, number: int) -> Lease | None:
+    found = db.execute(LEASE, (number,)).fetchone()
+    if found is None:
+        return None
+    epoch, holder, remaining = found
+    return Lease(epoch=epoch, holder=bytes(holder), remaining=remaining)
+
+
+def _head(db: Connection, query: str, number: int) -> Head | None:
+    found = db.execute(query, (number,)).fetchone()
+    if found is None:
+        return None
+    head, hash, epoch, tokens, view, busy, marks, updated_at = found
+    return Head(
+        head=head, hash=hash, epoch=epoch, tokens=tokens, view=view, busy=busy, marks=marks, updated_at=updated_at
+    )
+
+
+def _head_columns(head: Head) -> tuple[Any, ...]:
+    return (head.head, head.hash, head.epoch, head.tokens, head.view, head.busy, head.marks, head.updated_at)
+
+
+def _name_rows(batch: Batch) -> list[tuple[bytes, int, int | None]]:
+    return [(name.encode(), seq, ref) for name, seq, ref in batch.names]
+
+
+def _arrays(batch: Batch) -> list[list[Any]]:
+    """The rows as one array per column, for unnest."""
+    rows = batch.rows
+    return [
+        [row.seq for row in rows],
+        [row.at for row in rows],
+        [row.type for row in rows],
+        [row.header for row in rows],
+        [row.tokens for row in rows],
+        [row.body for row in rows],
+        [row.tomb for row in rows],
+        [row.hash for row in rows],
+        [mark or None for mark in batch.marked],
+    ]

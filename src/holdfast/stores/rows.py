@@ -1,0 +1,151 @@
+"""What the stores share about rows: packing logs and sessions, text for the search index, replaying sealed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from holdfast.log import codec
+from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
+from holdfast.log.messages import from_data
+from holdfast.log.names import HAS_NAMES, NameRow, names_of
+from holdfast.log.view import is_marked, view_of
+from holdfast.log.words import words
+from holdfast.stores.base import Fork, Info, Log
+from holdfast.stores.plan import SNAPSHOT_EVERY, Appended, Batch, Head
+
+INDEX_BATCH = 500
+
+
+def ancestry_bytes(ancestry: tuple[tuple[int, int], ...]) -> bytes | None:
+    return codec.encode([list(pair) for pair in ancestry]) if ancestry else None
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else bytes(data).decode()
+
+
+def log_of(columns: Sequence[Any]) -> Log:
+    """A log from the columns of a LOG query."""
+    number, uid, origin, kind, id, created_at, base, ancestry, user_id, app_name, parent = columns[:11]
+    return Log(
+        number=number,
+        uid=uid,
+        origin=origin,
+        kind=kind,
+        id=id,
+        created_at=created_at,
+        base=base,
+        ancestry=() if ancestry is None else tuple((n, last) for n, last in codec.decode(ancestry)),
+        user_id=_text(user_id),
+        app_name=_text(app_name),
+        parent=parent,
+    )
+
+
+def new_log(
+    number: int,
+    uid: str,
+    origin: str,
+    kind: str,
+    id: str,
+    now: int,
+    owner: tuple[str | None, str | None],
+    fork: Fork | None,
+) -> Log:
+    """A log that is being made; `owner` is (user_id, app_name)."""
+    return Log(
+        number=number,
+        uid=uid,
+        origin=origin,
+        kind=kind,
+        id=id,
+        created_at=now,
+        base=0 if fork is None else fork.at,
+        ancestry=() if fork is None else tuple((n, last) for n, _, last in fork.parent.segments(1, fork.at)),
+        user_id=owner[0],
+        app_name=owner[1],
+        parent=None if fork is None else fork.parent.uid,
+    )
+
+
+def session_row(log: Log, tenant: str, head: Head) -> tuple[Any, ...]:
+    """The first row of a session in the list; title, metadata and work_dir follow from its first event."""
+    user = None if log.user_id is None else log.user_id.encode()
+    app = None if log.app_name is None else log.app_name.encode()
+    return (log.number, tenant, user, app, view_of(head.view).status, log.parent, None, None, None)
+
+
+def info_of(columns: Sequence[Any]) -> Info:
+    """A session from the columns of an INFO query."""
+    status, title, metadata, work_dir, updated_at = columns[11:]
+    return Info(
+        log=log_of(columns),
+        status=status,
+        title=_text(title),
+        metadata={} if metadata is None else codec.decode(metadata),
+        work_dir=_text(work_dir),
+        updated_at=updated_at,
+    )
+
+
+def session_columns(changed: dict[str, Any]) -> dict[str, Any]:
+    """Changed columns of a session's row as the database keeps them: text as bytes, so that any character fits."""
+    found: dict[str, Any] = {}
+    for column, value in changed.items():
+        if column == "status":
+            found[column] = value
+        elif column == "metadata":
+            found[column] = codec.encode(value)
+        else:
+            found[column] = None if value is None else value.encode()
+    return found
+
+
+def searchable(row: Row) -> str:
+    """The words of a message's text, as the index wants them."""
+    event = Event(row)
+    return " ".join(words(from_data(message_data(event), lambda _: b"").text)) if not event.erased else ""
+
+
+def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator[Batch]:
+    """Rows that were sealed elsewhere, as batches that write them and move the head over them, page by page."""
+    for start in range(0, len(rows), SNAPSHOT_EVERY):
+        page = rows[start : start + SNAPSHOT_EVERY]
+        view = view_of(head.view)
+        status, marked = view.status, []
+        names: list[NameRow] = []
+        session: dict[str, Any] = {}
+        for row in page:
+            event = Event(row)
+            marked.append(is_marked(event.type, event.run) or (view.turn is not None and event.type in MESSAGE_TYPES))
+            view.apply(event.seq, event.type, event.run, event.data)
+            if event.type in HAS_NAMES and not event.erased:
+                names += names_of(event.seq, event.type, event.data)
+                session |= {c: event.data[c] for c in ("title", "metadata", "work_dir") if c in event.data}
+        if view.status != status:
+            session["status"] = view.status
+        last = page[-1]
+        after = Head(
+            head=last.seq,
+            hash=last.hash,
+            epoch=head.epoch,
+            tokens=last.tokens,
+            view=view.to_bytes(),
+            busy=view.turn is not None,
+            marks=0,
+            updated_at=head.updated_at,
+        )
+        outcome = Appended(first=page[0].seq, last=last.seq, epoch=head.epoch, at=head.updated_at)
+        yield Batch(
+            outcome=outcome,
+            head=after,
+            before=head,
+            rows=list(page),
+            marked=marked,
+            names=names,
+            blobs=blobs if start == 0 else {},
+            snapshot=after.view,
+            session=session or None,
+        )
+        head = after

@@ -1,0 +1,534 @@
+"""Logs in a SQLite file: `append` plans with the shared rules, and the plan is written in one grouped transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from holdfast.errors import InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.ids import REAL, Ids, crashpoint
+from holdfast.log.events import MESSAGE_TYPES, Draft, Row
+from holdfast.log.messages import Limits
+from holdfast.stores.base import Fork, Info, Log, Store
+from holdfast.stores.lease import Claim, Lease, boot_id
+from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
+from holdfast.stores.rows import (
+    INDEX_BATCH,
+    ancestry_bytes,
+    info_of,
+    log_of,
+    new_log,
+    replay,
+    searchable,
+    session_columns,
+    session_row,
+)
+from holdfast.stores.sqlite_file import Connection, SQLiteFile, many, one
+
+SHIFT = 32
+LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, s.parent
+    FROM logs l LEFT JOIN sessions s ON s.log = l.log"""
+FIND = LOG + " WHERE l.tenant = ? AND l.kind = ? AND l.id = ?"
+HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM logs WHERE log = ? AND id IS NOT NULL"
+MOVE = "UPDATE logs SET head=?, hash=?, epoch=?, tokens=?, view=?, busy=?, marks=?, updated_at=? WHERE log = ?"
+MOVE_PLAIN = "UPDATE logs SET head=?, hash=?, tokens=?, updated_at=? WHERE log = ?"
+ADD_EVENT = "INSERT INTO events(event, at, type, header, tokens, body, tomb, hash, marked) VALUES(?,?,?,?,?,?,?,?,?)"
+ADD_NAME = "INSERT INTO names VALUES(?,?,?,?)"
+ADD_BLOB = "INSERT INTO blobs VALUES(?,?,?) ON CONFLICT DO NOTHING"
+ADD_SNAPSHOT = "INSERT INTO snapshots VALUES(?,?,?)"
+ADD_LOG = """INSERT INTO logs(uid, origin, tenant, kind, id, base, ancestry, created_at,
+    head, hash, epoch, tokens, view, busy, marks, updated_at) VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) RETURNING log"""
+ADD_SESSION = "INSERT INTO sessions VALUES(?,?,?,?,?,?,?,?,?)"
+ADD_LINEAGE = "INSERT INTO lineage VALUES(?,?)"
+SET_SESSION = {
+    "status": "UPDATE sessions SET status = ? WHERE log = ?",
+    "title": "UPDATE sessions SET title = ? WHERE log = ?",
+    "metadata": "UPDATE sessions SET metadata = ? WHERE log = ?",
+    "work_dir": "UPDATE sessions SET work_dir = ? WHERE log = ?",
+}
+ONCE = "SELECT digest, first, last FROM once WHERE log = ? AND key = ?"
+ADD_ONCE = "INSERT INTO once VALUES(?,?,?,?,?,?)"
+LEASE = "SELECT epoch, holder, boot, expires FROM leases WHERE log = ?"
+TAKE_LEASE = "INSERT OR REPLACE INTO leases VALUES(?,?,?,?,?)"
+RENEW = "UPDATE leases SET expires = ?, boot = ? WHERE log = ? AND epoch = ? RETURNING log"
+DROP_LEASE = "DELETE FROM leases WHERE log = ? AND epoch = ?"
+INFO = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry,
+    s.user_id, s.app_name, s.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
+    FROM sessions s JOIN logs l ON l.log = s.log"""
+INFO_ONE = INFO + " WHERE s.log = ?"
+NUMBER_OF = "SELECT log FROM logs WHERE tenant = ? AND kind = 'session' AND id = ?"
+SCAN = """SELECT event & 4294967295, at, type, header, tokens, body, tomb, hash
+    FROM events WHERE event BETWEEN ? AND ?"""
+COUNT = "SELECT count(*) FROM events WHERE event BETWEEN ? AND ? AND type IN (?,?,?)"
+ID_OF = "SELECT id FROM logs WHERE tenant = ? AND uid = ? AND id IS NOT NULL"
+NAME = """SELECT n.ref, e.event & 4294967295, e.at, e.type, e.header, e.tokens, e.body, e.tomb, e.hash
+    FROM names n LEFT JOIN events e ON e.event = (n.log << 32 | n.ref)
+    WHERE n.log = ? AND n.name = ? AND n.seq <= ? ORDER BY n.seq DESC LIMIT 1"""
+NAMES = "SELECT name, ref, max(seq) FROM names WHERE log = ? AND name >= ? AND name < ? AND seq <= ? GROUP BY name"
+SNAPSHOT = "SELECT seq, view FROM snapshots WHERE log = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
+BLOB = "SELECT data FROM blobs WHERE log = ? AND digest = ?"
+AT = "SELECT hash, tokens FROM events WHERE event = ?"
+INDEXED = "SELECT upto FROM indexed WHERE log = ?"
+SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET upto = ?2"
+ADD_WORDS = "INSERT INTO words(rowid, text) VALUES(?,?)"
+MATCH = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid DESC LIMIT ?"
+NEEDED = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
+ANCESTORS = "SELECT ancestor FROM lineage WHERE log = ?"
+IS_DEAD = "SELECT 1 FROM logs WHERE log = ? AND id IS NULL"
+FREE_NAME = "UPDATE logs SET id = NULL WHERE log = ?"
+DROP_SESSION = "DELETE FROM sessions WHERE log = ?"
+FORGET_WORDS = "DELETE FROM words WHERE rowid BETWEEN ? AND ?"
+PURGE = (
+    "DELETE FROM names WHERE log = ?",
+    "DELETE FROM once WHERE log = ?",
+    "DELETE FROM leases WHERE log = ?",
+    "DELETE FROM snapshots WHERE log = ?",
+    "DELETE FROM blobs WHERE log = ?",
+    "DELETE FROM indexed WHERE log = ?",
+    "DELETE FROM lineage WHERE log = ?",
+    "DELETE FROM logs WHERE log = ?",
+)
+PURGE_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
+
+
+class SQLiteStore(Store):
+    """Sessions in one SQLite file, which several processes may share: `SQLiteStore("sessions.db")`.
+
+    Every change is on disk before the call returns. `synchronous="NORMAL"` is faster and may lose the last changes at
+    a power cut, never their order.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        synchronous: str = "FULL",
+        busy_seconds: float = 10.0,
+        ids: Ids = REAL,
+        limits: Limits | None = None,
+        tenant: str = "",
+        vfs: str | None = None,
+    ) -> None:
+        super().__init__(ids=ids, limits=limits, tenant=tenant)
+        self.file = SQLiteFile(path, synchronous=synchronous, busy_seconds=busy_seconds, vfs=vfs)
+
+    def __repr__(self) -> str:
+        return f"SQLiteStore({self.file.path!r})"
+
+    def close(self) -> None:
+        self.file.close()
+
+    def backup(self, path: str | Path) -> None:
+        """Copy the database to a new file while it is being written, through SQLite's own backup."""
+
+        def copy(db: Connection) -> None:
+            with apsw.Connection(str(path)) as target, target.backup("main", db, "main") as step:
+                while not step.done:
+                    step.step(1000)
+            target.close()
+
+        self.file.read(copy)
+
+    # -- the write primitive ---------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        log: Log,
+        drafts: Sequence[Draft],
+        *,
+        once: str | None = None,
+        epoch: int | None = None,
+        expected: int | None = None,
+        claim: Claim | None = None,
+        release: bool = False,
+    ) -> Appended:
+        asked = request(
+            drafts, limits=self.limits, once=once, epoch=epoch, expected=expected, claim=claim, release=release
+        )
+        return self.file.write(lambda db: self._append(db, log.number, log.id, asked))
+
+    def _append(self, db: Connection, number: int, id: str, asked: Request) -> Appended:
+        before = _head(db, number)
+        if before is None:
+            raise SessionNotFound(id)
+        if asked.once is not None:
+            found = one(db, ONCE, (number, asked.once.encode()))
+            if found is not None:
+                digest, first, last = found
+                return repeated(id, asked, Once(digest=digest, first=first, last=last), before.epoch)
+        lease = None if asked.claim is None else self._lease(db, number)
+        batch = plan(id, before, asked, lease=lease, at=self.ids.now(), random=self.ids.random)
+        self._write(db, number, batch)
+        return batch.outcome
+
+    def _write(self, db: Connection, number: int, batch: Batch) -> None:
+        head, shifted = batch.head, number << SHIFT
+        crashpoint("before events")
+        db.executemany(
+            ADD_EVENT,
+            [
+                (shifted | row.seq, row.at, row.type, row.header, row.tokens, row.body, None, row.hash, mark or None)
+                for row, mark in zip(batch.rows, batch.marked, strict=True)
+            ],
+        )
+        crashpoint("between events and head")
+        if head.view is batch.before.view and head.epoch == batch.before.epoch:
+            db.execute(MOVE_PLAIN, (head.head, head.hash, head.tokens, head.updated_at, number))
+        else:
+            db.execute(MOVE, (*_head_columns(head), number))
+        if batch.names:
+            db.executemany(ADD_NAME, [(number, name.encode(), seq, ref) for name, seq, ref in batch.names])
+        if not batch.simple:
+            self._write_rest(db, number, batch)
+
+    def _write_rest(self, db: Connection, number: int, batch: Batch) -> None:
+        if batch.blobs:
+            db.executemany(ADD_BLOB, [(number, digest, data) for digest, data in batch.blobs.items()])
+        if batch.once is not None:
+            key, once = batch.once
+            db.execute(ADD_ONCE, (number, key.encode(), once.digest, once.first, once.last, batch.outcome.at))
+        if batch.snapshot is not None:
+            db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
+        for column, value in session_columns(batch.session or {}).items():
+            db.execute(SET_SESSION[column], (value, number))
+        if batch.claim is not None:
+            expires = self.ids.elapsed() + batch.claim.seconds
+            db.execute(TAKE_LEASE, (number, batch.head.epoch, batch.claim.holder, boot_id(), expires))
+        if batch.release:
+            db.execute(DROP_LEASE, (number, batch.head.epoch))
+
+    # -- making and removing logs ----------------------------------------------------------------------------------
+
+    def create(
+        self,
+        kind: str,
+        id: str,
+        drafts: Sequence[Draft],
+        *,
+        user_id: str | None = None,
+        app_name: str | None = None,
+        fork: Fork | None = None,
+    ) -> Log:
+        asked = request(drafts, limits=self.limits)
+        start = None if fork is None else self.view(fork.parent, fork.at)
+
+        def job(db: Connection) -> Log:
+            now = self.ids.now()
+            uid = self.ids.new()
+            if fork is None or start is None:
+                log = self._add_log(db, kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
+            else:
+                parent = fork.parent
+                found = None
+                for number, _first, last in parent.segments(fork.at, fork.at):
+                    found = one(db, AT, (number << SHIFT | last,))
+                if found is None or _head(db, parent.number) is None:
+                    raise SessionNotFound(parent.id)
+                head = forked_head(start, at_seq=fork.at, hash=found[0], tokens=found[1], now=now)
+                log = self._add_log(db, kind, id, uid, parent.origin, now, head, (user_id, app_name), fork)
+            self._append(db, log.number, id, asked)
+            return log
+
+        return self.file.write(job)
+
+    def adopt(
+        self,
+        kind: str,
+        id: str,
+        origin: str,
+        rows: Sequence[Row],
+        blobs: dict[str, bytes],
+        draft: Draft,
+        **of: str | None,
+    ) -> Log:
+        def job(db: Connection) -> Log:
+            now, uid = self.ids.now(), self.ids.new()
+            log = self._add_log(
+                db, kind, id, uid, origin, now, first_head(origin, now), (of.get("user_id"), of.get("app_name")), None
+            )
+            for batch in replay(first_head(origin, now), rows, blobs):
+                self._write(db, log.number, batch)
+            self._append(db, log.number, id, request([draft], limits=self.limits))
+            return log
+
+        return self.file.write(job)
+
+    def _add_log(
+        self,
+        db: Connection,
+        kind: str,
+        id: str,
+        uid: str,
+        origin: str,
+        now: int,
+        head: Head,
+        owner: tuple[str | None, str | None],
+        fork: Fork | None,
+    ) -> Log:
+        if one(db, FIND, (self.tenant, kind, id)) is not None:
+            raise SessionExists(id)
+        log = new_log(0, uid, origin, kind, id, now, owner, fork)
+        packed = ancestry_bytes(log.ancestry)
+        added = one(db, ADD_LOG, (uid, origin, self.tenant, kind, id, log.base, packed, now, *_head_columns(head)))
+        assert added is not None
+        log = replace(log, number=added[0])
+        if kind == "session":
+            db.execute(ADD_SESSION, session_row(log, self.tenant, head))
+        if log.ancestry:
+            db.executemany(ADD_LINEAGE, [(ancestor, log.number) for ancestor, _ in log.ancestry])
+            db.execute(ADD_SNAPSHOT, (log.number, log.base, head.view))
+        return log
+
+    def remove(self, kind: str, id: str) -> bool:
+        def job(db: Connection) -> bool:
+            found = one(db, FIND, (self.tenant, kind, id))
+            if found is None:
+                return False
+            number = found[0]
+            lease = self._lease(db, number)
+            if lease is not None and lease.alive:
+                raise SessionBusy(id, retry_after=lease.remaining)
+            db.execute(FREE_NAME, (number,))
+            db.execute(DROP_SESSION, (number,))
+            ancestors = [ancestor for (ancestor,) in many(db, ANCESTORS, (number,))]
+            crashpoint("inside remove")
+            self._purge(db, number)
+            for ancestor in ancestors:  # a deleted parent was only waiting for its last fork
+                if one(db, IS_DEAD, (ancestor,)) is not None:
+                    self._purge(db, ancestor)
+            return True
+
+        return self.file.write(job)
+
+    def _purge(self, db: Connection, number: int) -> None:
+        if one(db, NEEDED, (number,)) is not None:
+            return
+        bounds = (number << SHIFT, (number + 1 << SHIFT) - 1)
+        db.execute(PURGE_EVENTS, bounds)
+        db.execute(FORGET_WORDS, bounds)
+        for statement in PURGE:
+            db.execute(statement, (number,))
+
+    # -- leases ----------------------------------------------------------------------------------------------------
+
+    def _lease(self, db: Connection, number: int) -> Lease | None:
+        found = one(db, LEASE, (number,))
+        if found is None:
+            return None
+        epoch, holder, boot, expires = found
+        # Another boot's clock means nothing now, and its processes are gone.
+        remaining = expires - self.ids.elapsed() if boot == boot_id() else 0.0
+        return Lease(epoch=epoch, holder=holder, remaining=remaining)
+
+    def lease(self, log: Log) -> Lease | None:
+        return self.file.read(lambda db: self._lease(db, log.number))
+
+    def renew(self, log: Log, epoch: int, seconds: float) -> None:
+        def job(db: Connection) -> None:
+            expires = self.ids.elapsed() + seconds
+            if one(db, RENEW, (expires, boot_id(), log.number, epoch)) is None:
+                head = _head(db, log.number)
+                raise StaleEpoch(log.id, epoch=epoch, current=head.epoch if head else epoch + 1)
+
+        self.file.write(job)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def find(self, kind: str, id: str) -> Log | None:
+        found = self.file.read(lambda db: one(db, FIND, (self.tenant, kind, id)))
+        return None if found is None else log_of(found)
+
+    def head(self, log: Log) -> Head:
+        found = self.file.read(lambda db: _head(db, log.number))
+        if found is None:
+            raise SessionNotFound(log.id)
+        return found
+
+    def id_of(self, uid: str) -> str | None:
+        found = self.file.read(lambda db: one(db, ID_OF, (self.tenant, uid)))
+        return None if found is None else found[0]
+
+    def info(self, log: Log) -> Info:
+        found = self.file.read(lambda db: one(db, INFO_ONE, (log.number,)))
+        if found is None:
+            raise SessionNotFound(log.id)
+        return info_of(found)
+
+    def sessions(
+        self,
+        *,
+        user_id: str | None = None,
+        app_name: str | None = None,
+        status: str | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        parent: str | None = None,
+    ) -> list[Info]:
+        clauses: list[str] = ["s.tenant = ?"]
+        values: list[Any] = [self.tenant]
+        for clause, value in (
+            ("s.user_id = ?", user_id and user_id.encode()),
+            ("s.app_name = ?", app_name and app_name.encode()),
+            ("s.status = ?", status),
+            ("s.parent = ?", parent),
+        ):
+            if value is not None:
+                clauses.append(clause)
+                values.append(value)
+
+        def job(db: Connection) -> list[Any]:
+            where, bound = list(clauses), list(values)
+            if after is not None:
+                found = one(db, NUMBER_OF, (self.tenant, after))
+                if found is None:
+                    raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
+                where.append("s.log < ?")
+                bound.append(found[0])
+            query = f"{INFO} WHERE {' AND '.join(where)} ORDER BY s.log DESC LIMIT ?"
+            return many(db, query, (*bound, limit))
+
+        return [info_of(row) for row in self.file.read(job)]
+
+    def _scan(
+        self,
+        number: int,
+        first: int,
+        last: int,
+        *,
+        limit: int | None,
+        reverse: bool,
+        types: Sequence[str] | None,
+        marked: bool,
+        since: int | None,
+    ) -> list[Row]:
+        query = _SCANS[reverse, marked, since is not None, len(types or ())]
+        shifted = number << SHIFT
+        bound = (shifted | first, shifted | last, *(() if since is None else (since,)), *(types or ()))
+        rows = self.file.read(lambda db: many(db, query, (*bound, -1 if limit is None else limit)))
+        return [Row(*row) for row in rows]
+
+    def _count(self, number: int, first: int, last: int) -> int:
+        bound = (number << SHIFT | first, number << SHIFT | last, *MESSAGE_TYPES)
+        found = self.file.read(lambda db: one(db, COUNT, bound))
+        return 0 if found is None else found[0]
+
+    def _name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
+        found = self.file.read(lambda db: one(db, NAME, (number, name.encode(), at)))
+        if found is None:
+            return False, None, None
+        ref, *columns = found
+        return True, None if columns[0] is None else Row(*columns), ref
+
+    def _names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
+        low = prefix.encode()
+        high = low[:-1] + bytes([low[-1] + 1])
+        rows = self.file.read(lambda db: many(db, NAMES, (number, low, high, at)))
+        return [(name.decode(), ref) for name, ref, _ in rows]
+
+    def _snapshot(self, number: int, at: int) -> tuple[int, bytes] | None:
+        found = self.file.read(lambda db: one(db, SNAPSHOT, (number, at)))
+        return None if found is None else (found[0], found[1])
+
+    def _blob(self, number: int, digest: str) -> bytes | None:
+        found = self.file.read(lambda db: one(db, BLOB, (number, digest)))
+        return None if found is None else found[0]
+
+    # -- search ----------------------------------------------------------------------------------------------------
+
+    def _search(
+        self, log: Log, words: Sequence[str], segments: Iterable[tuple[int, int, int]], limit: int
+    ) -> list[int]:
+        segments = list(segments)
+        for number in dict.fromkeys(number for number, _, _ in segments):
+            while self._index(number):
+                pass
+        query = " AND ".join(f'"{word}"' for word in words)
+        found: list[int] = []
+        for number, first, last in reversed(segments):
+            bound = (query, number << SHIFT | first, number << SHIFT | last, limit - len(found))
+            rows = self.file.read(lambda db, bound=bound: many(db, MATCH, bound))  # type: ignore[misc]
+            found += [rowid & 0xFFFFFFFF for (rowid,) in rows]
+            if len(found) >= limit:
+                break
+        return found[::-1]
+
+    def _index(self, number: int) -> bool:
+        """Index the next batch of a log's messages; False when there is nothing left.
+
+        The index is filled when somebody searches, so that a turn never pays for it.
+        """
+
+        def job(db: Connection) -> bool:
+            found = one(db, INDEXED, (number,))
+            upto = found[0] if found else 0
+            shifted = number << SHIFT
+            query = _SCANS[False, False, False, len(MESSAGE_TYPES)]
+            bound = (shifted | upto + 1, shifted | 0xFFFFFFFF, *MESSAGE_TYPES, INDEX_BATCH)
+            rows = [Row(*row) for row in many(db, query, bound)]
+            if not rows:
+                return False
+            db.executemany(ADD_WORDS, [(shifted | row.seq, searchable(row)) for row in rows])
+            db.execute(SET_INDEXED, (number, rows[-1].seq))
+            return True
+
+        if self.file.read(lambda db: _is_indexed(db, number)):
+            return False
+        return self.file.write(job)
+
+
+def _is_indexed(db: Connection, number: int) -> bool:
+    found = one(db, INDEXED, (number,))
+    shifted = number << SHIFT
+    query = _SCANS[False, False, False, len(MESSAGE_TYPES)]
+    bound = (shifted | (found[0] if found else 0) + 1, shifted | 0xFFFFFFFF, *MESSAGE_TYPES, 1)
+    return one(db, query, bound) is None
+
+
+def _head(db: Connection, number: int) -> Head | None:
+    found = one(db, HEAD, (number,))
+    if found is None:
+        return None
+    head, hash, epoch, tokens, view, busy, marks, updated_at = found
+    return Head(
+        head=head,
+        hash=hash,
+        epoch=epoch,
+        tokens=tokens,
+        view=view,
+        busy=bool(busy),
+        marks=marks,
+        updated_at=updated_at,
+    )
+
+
+def _head_columns(head: Head) -> tuple[int, bytes, int, int, bytes, int, int, int]:
+    return (
+        head.head,
+        head.hash,
+        head.epoch,
+        head.tokens,
+        head.view,
+        int(head.busy),
+        head.marks,
+        head.updated_at,
+    )
+
+
+class _Scans(dict[tuple[bool, bool, bool, int], str]):
+    """The text of each kind of range query, made once: nothing but its shape goes into it."""
+
+    def __missing__(self, shape: tuple[bool, bool, bool, int]) -> str:
+        reverse, marked, since, types = shape
+        query = SCAN
+        query += " AND marked IS NOT NULL" if marked else ""
+        query += " AND at >= ?" if since else ""
+        query += f" AND type IN ({','.join('?' * types)})" if types else ""
+        query += f" ORDER BY event {'DESC' if reverse else 'ASC'} LIMIT ?"
+        return self.setdefault(shape, query)
+
+
+_SCANS = _Scans()

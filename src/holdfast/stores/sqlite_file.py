@@ -1,0 +1,338 @@
+"""One SQLite file, shared by many threads and processes: one writer connection, a few readers, group commit.
+
+Group commit is leader and follower. Whoever finds nobody writing leads: it commits everything that is queued, a
+savepoint per job, then hands over to the first of those who came meanwhile. A job is answered only after the COMMIT
+that holds it. A failed flush poisons the file: what is on disk is unknown, and writing on could hide it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.errors import (
+    AgentError,
+    CorruptLog,
+    InvalidArgument,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StorePoisoned,
+    StoreReadOnly,
+    UnsafeSQLite,
+)
+from holdfast.ids import crashpoint
+from holdfast.stores.migrate import Migration, migrate
+
+T = TypeVar("T")
+Connection = apsw.Connection
+
+OLDEST_SAFE = (3, 51, 3)  # before it, two connections checkpointing at once can corrupt the file
+MAX_BATCH = 64
+MAX_READERS = 4
+
+SYNCHRONOUS = {"FULL": "PRAGMA synchronous=FULL", "NORMAL": "PRAGMA synchronous=NORMAL"}
+
+MIGRATIONS = "SELECT version, digest FROM migrations"
+CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS migrations(
+    version INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL) STRICT"""
+RECORD_MIGRATION = "INSERT INTO migrations VALUES(?,?,?)"
+
+# Connections inherited over a fork: closing one would drop the parent's locks, so they are kept and never touched.
+_inherited: list[object] = []
+
+
+class _Job:
+    """A write that waits for its turn."""
+
+    __slots__ = ("done", "error", "promoted", "result", "run", "wake")
+
+    def __init__(self, run: Callable[[Connection], Any]) -> None:
+        self.run = run
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = self.promoted = False
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class SQLiteFile:
+    """The connections of this process to one file."""
+
+    def __init__(self, path: str | Path, *, synchronous: str, busy_seconds: float, vfs: str | None) -> None:
+        check_version(apsw.sqlite_lib_version())
+        if synchronous not in SYNCHRONOUS:
+            raise InvalidArgument(f"synchronous={synchronous!r}: use 'FULL' (durable) or 'NORMAL' (may lose the last)")
+        self.path = os.path.abspath(path)
+        self.synchronous, self.busy_seconds, self.vfs = synchronous, busy_seconds, vfs
+        self.closed = False
+        self.max_batch = MAX_BATCH
+        self._start()
+
+    def _start(self) -> None:
+        self.poisoned: str | None = None
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._queue: deque[_Job] = deque()
+        self._leading = False
+        self._readers: list[Connection] = []
+        self._reader_slots = threading.BoundedSemaphore(MAX_READERS)
+        self._writer = self._open_writer()
+        self._inode = self._stat()
+
+    def _stat(self) -> tuple[int, int]:
+        found = os.stat(self.path)
+        return found.st_dev, found.st_ino
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _connect(self, flags: int) -> Connection:
+        db = apsw.Connection(self.path, flags=flags, vfs=self.vfs)
+        db.set_busy_handler(self._busy_handler())
+        return db
+
+    def _busy_handler(self) -> Callable[[int], bool]:
+        """Wait a little and try again, until the deadline. Short waits: the lock is mostly held for one flush."""
+        began = [0.0]
+
+        def wait(count: int) -> bool:
+            now = time.monotonic()
+            if count == 0:
+                began[0] = now
+            if now - began[0] > self.busy_seconds:
+                return False
+            # Waiters spread out by process and try, so that they do not all come back at the same moment.
+            spread = 0.2 + (os.getpid() * 31 + count * 17) % 64 / 80
+            time.sleep(spread * min(0.0005 * (count + 1), 0.01))
+            return True
+
+        return wait
+
+    def _open_writer(self) -> Connection:
+        fresh = not os.path.exists(self.path)
+        with self._translated():
+            db = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            try:
+                if fresh:
+                    os.chmod(self.path, 0o600)  # by path: opening the file ourselves would drop SQLite's locks
+                self._until_free(lambda: db.execute("PRAGMA journal_mode=WAL").get)
+                db.execute(SYNCHRONOUS[self.synchronous])
+                db.execute("PRAGMA foreign_keys=ON")
+                self._migrate(db)
+            except BaseException:
+                db.close()
+                raise
+        return db
+
+    def _until_free(self, action: Callable[[], object]) -> None:
+        """SQLite answers busy at once, without asking the handler, while another process switches to WAL."""
+        deadline = time.monotonic() + self.busy_seconds
+        while True:
+            try:
+                action()
+                return
+            except (apsw.BusyError, apsw.LockedError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def _migrate(self, db: Connection) -> None:
+        def apply(migration: Migration) -> None:
+            for _ in db.execute(migration.sql):
+                pass
+            crashpoint("migration applied")
+            db.execute(RECORD_MIGRATION, (migration.version, migration.name, migration.digest))
+
+        self._until_free(lambda: db.execute("BEGIN IMMEDIATE"))
+        try:
+            db.execute(CREATE_MIGRATIONS)
+            migrate("sqlite", dict(many(db, MIGRATIONS)), apply)
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, job: Callable[[Connection], T]) -> T:
+        """Run a query on a reader. The job must fetch what it needs before it returns."""
+        self._check()
+        with self._reader_slots, self._translated():
+            db = self._readers.pop() if self._readers else self._connect(apsw.SQLITE_OPEN_READWRITE)
+            try:
+                return job(db)
+            finally:
+                if self.closed:
+                    db.close()
+                else:
+                    self._readers.append(db)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, run: Callable[[Connection], T]) -> T:
+        """Run a job in a transaction, together with whatever else is waiting, and return when it is durable."""
+        self._check()
+        if self.poisoned:
+            raise StorePoisoned(self.poisoned)
+        job = _Job(run)
+        with self._mutex:
+            self._queue.append(job)
+            lead, self._leading = not self._leading, True
+        if not lead:
+            self._wait(job)
+        if not job.done:
+            self._lead(job)
+        if job.error is not None:
+            raise job.error
+        result: T = job.result
+        return result
+
+    def _wait(self, job: _Job) -> None:
+        """Until the job is done, or it is this thread's turn to lead."""
+        try:
+            job.wake.acquire()
+        except BaseException:  # a signal: leave the queue, or if too late, the outcome stays unknown
+            with self._mutex:
+                if job in self._queue:
+                    self._queue.remove(job)
+                    if job.promoted:
+                        self._hand_over()
+            raise
+
+    def _hand_over(self) -> None:
+        """Under the mutex: make the first waiter the leader, or end the leadership."""
+        if self._queue:
+            self._queue[0].promoted = True
+            self._queue[0].wake.release()
+        else:
+            self._leading = False
+
+    def _lead(self, mine: _Job) -> None:
+        with self._mutex:
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), self.max_batch))]
+        try:
+            self._commit(batch)
+        except BaseException as error:  # noqa: BLE001 - every job is answered, and raises it in its own thread
+            for job in batch:
+                job.error = job.error or error
+        finally:
+            with self._mutex:
+                self._hand_over()
+            for job in batch:
+                job.done = True
+                if job is not mine:
+                    job.wake.release()
+
+    def _commit(self, batch: list[_Job]) -> None:
+        if self.poisoned:
+            raise StorePoisoned(self.poisoned)
+        db = self._writer
+        with self._translated():
+            if self._stat() != self._inode:
+                self.poisoned = f"{self.path} was replaced while it was open: close this store and open it again"
+                raise StorePoisoned(self.poisoned)
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                if len(batch) == 1:
+                    batch[0].result = batch[0].run(db)
+                else:
+                    for job in batch:
+                        self._run_in_savepoint(db, job)
+                crashpoint("before commit")
+                db.execute("COMMIT")
+                crashpoint("after commit")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    def _run_in_savepoint(self, db: Connection, job: _Job) -> None:
+        db.execute("SAVEPOINT job")
+        try:
+            job.result = job.run(db)
+        except AgentError as error:  # refused: the others go on
+            job.error = error
+            db.execute("ROLLBACK TO job")
+        db.execute("RELEASE job")
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except apsw.Error as error:
+            raise self._translate(error) from error
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.path} is gone: was it moved or deleted while it was open?") from error
+
+    def _translate(self, error: apsw.Error) -> StoreError:
+        path = self.path
+        if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+            return StoreBusy(f"{path} stayed locked for {self.busy_seconds:g} s: another process writes; try again")
+        if isinstance(error, apsw.FullError):
+            return StoreFull(f"no space left for {path}: nothing was written; free some space and try again")
+        if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
+            return StoreReadOnly(f"{path} cannot be written: check the permissions of the file and of its folder")
+        if isinstance(error, apsw.CantOpenError):
+            return StoreReadOnly(f"{path} cannot be opened: does its folder exist, and may this user write there?")
+        if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+            return CorruptLog(f"{path} is not a readable SQLite database: restore it from a copy")
+        if isinstance(error, apsw.IOError):
+            self.poisoned = (
+                f"a read, write or flush of {path} failed ({error}): what was being written may or may not be there; "
+                "close this store, check the disk, open it again"
+            )
+            return StorePoisoned(self.poisoned)
+        return StoreError(f"SQLite failed on {path}: {error}")
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            _inherited.append((self._writer, self._readers))
+            self._start()
+        if self.closed:
+            raise StoreClosed(f"the store of {self.path} was closed: open a new one")
+
+    def close(self) -> None:
+        """Close every connection of this process. Writes under way are finished first."""
+        if self.closed or self._pid != os.getpid():
+            return
+        try:
+            self.write(lambda _db: self._mark_closed())
+        except StoreError:  # poisoned, full or locked: there is nothing to finish
+            self.closed = True
+        for db in (*self._readers, self._writer):
+            db.close()
+        self._readers.clear()
+
+    def _mark_closed(self) -> None:
+        self.closed = True
+
+
+def one(db: Connection, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+    """The first row of a query."""
+    return db.execute(query, values).fetchone()
+
+
+def many(db: Connection, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every row of a query."""
+    return db.execute(query, values).fetchall()
+
+
+def check_version(version: str) -> None:
+    """Refuse a SQLite library with the WAL-reset bug by name."""
+    if tuple(int(part) for part in version.split(".")[:3]) < OLDEST_SAFE:
+        oldest = ".".join(map(str, OLDEST_SAFE))
+        raise UnsafeSQLite(
+            f"SQLite {version} can corrupt a file that several processes share (fixed in {oldest}): pip install -U apsw"
+        )

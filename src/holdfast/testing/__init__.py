@@ -1,0 +1,6 @@
+"""Kits for testing what you build on holdfast: the contract of a store, crashes, faults and power loss."""
+
+from holdfast.ids import FixedIds
+from holdfast.testing.contract import StoreContract
+
+__all__ = ["FixedIds", "StoreContract"]

@@ -1,0 +1,85 @@
+"""The stores every test may ask for. PostgreSQL is a real server, started once for the whole run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.stores import MemoryStore, PostgresStore, SessionStore, SQLiteStore
+from holdfast.stores.base import Store
+from holdfast.stores.documents import DocumentStore
+from kit.postgres import PostgresServer, postgres_server
+
+__all__ = ["postgres_server"]
+
+STORES = ("memory", "sqlite", "postgres", "documents")
+_names = itertools.count()
+
+
+class DictStore(SessionStore):
+    """A user's own store: four methods over a dict of JSON texts."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def save(self, session_id: str, data: dict[str, Any]) -> None:
+        self.kept[session_id] = json.dumps(data)
+
+    def load(self, session_id: str) -> dict[str, Any] | None:
+        text = self.kept.get(session_id)
+        return None if text is None else json.loads(text)
+
+    def delete(self, session_id: str) -> bool:
+        return self.kept.pop(session_id, None) is not None
+
+    def list_sessions(self) -> list[str]:
+        return list(self.kept)
+
+
+@pytest.fixture(scope="session")
+def database(postgres_server: PostgresServer) -> str:
+    return postgres_server.database()
+
+
+@pytest.fixture(scope="session")
+def shared_postgres(database: str) -> Iterator[PostgresStore]:
+    with PostgresStore(database) as store:
+        yield store
+
+
+def tables_of(store: PostgresStore) -> None:
+    """Empty the database: cheaper than a new one for each test."""
+    tables = "logs, events, names, sessions, once, leases, snapshots, blobs, lineage, indexed, words"
+    qualified = ", ".join(f"holdfast.{name}" for name in tables.split(", "))
+    store.server.unit(lambda db: db.execute(f"TRUNCATE {qualified}"))
+
+
+def open_kind(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if kind == "memory":
+        return MemoryStore()
+    if kind == "documents":
+        return DocumentStore(DictStore())
+    if kind == "sqlite":
+        store = SQLiteStore(tmp_path / f"sessions{next(_names)}.db")
+        request.addfinalizer(store.close)
+        return store
+    shared: PostgresStore = request.getfixturevalue("shared_postgres")
+    tables_of(shared)
+    return shared
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Each store in turn."""
+    return open_kind(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def durable_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Each store that outlives its process."""
+    return open_kind(request.param, request, tmp_path)

@@ -1,0 +1,32 @@
+"""Every store under the one contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.testing import StoreContract
+
+
+class TestEveryStore(StoreContract):
+    """Runs on the four stores that `conftest.store` opens in turn."""
+
+
+def test_the_contract_catches_a_store_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit is worth something only if it fails where it should."""
+    from dataclasses import replace
+
+    from holdfast.errors import StaleEpoch
+    from holdfast.log.events import Draft
+    from holdfast.stores import MemoryStore, memory
+
+    real = memory.plan  # type: ignore[attr-defined]
+    monkeypatch.setattr(memory, "plan", lambda id, before, asked, **rest: real(id, before, unfenced(asked), **rest))
+
+    def unfenced(asked):
+        return replace(asked, epoch=None)
+
+    store = MemoryStore()
+    log = store.create("session", "s", [Draft(type="session.created")])
+    with pytest.raises(BaseException) as caught:
+        StoreContract().test_claiming_raises_the_epoch_and_shuts_out_the_writer_before(store, log)
+    assert not isinstance(caught.value, StaleEpoch)
