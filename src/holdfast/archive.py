@@ -134,7 +134,7 @@ def export_jsonl(store: Store, log: Log) -> str:
                 "user_id": log.user_id,
                 "app_name": log.app_name,
             }
-        lines.append(codec.encode(line).decode())
+        lines.append(codec.encode(line, room=codec.WRAPPING).decode())
     return "\n".join(lines) + "\n"
 
 
@@ -171,11 +171,11 @@ def read_jsonl(text: str) -> Exported:
     rows: list[Row] = []
     blobs: dict[str, bytes] = {}
     tokens = 0
-    for number, text_line in enumerate(text.splitlines(), 1):
+    for number, text_line in enumerate(text.split("\n"), 1):
         if not text_line.strip():
             continue
         try:
-            line = codec.parse(text_line)
+            line = codec.parse(text_line, room=codec.WRAPPING)
             about = about or _about(line)
             row = _row_of(line, tokens)
             tokens = row.tokens
@@ -210,7 +210,7 @@ def _row_of(line: dict[str, Any], tokens: int) -> Row:
     header = None if rest == [1, None, None, None, None] else codec.encode(rest)
     body = tomb = None
     if "data" in line:
-        salt, payload = bytes.fromhex(line["salt"]), codec.encode(line["data"])
+        salt, payload = bytes.fromhex(line["salt"]), codec.encode(line["data"], room=codec.WRAPPING)
         if len(salt) != SALT:
             raise NotJSON("a salt has 16 bytes")
         body = salt + payload

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidArgument
 from holdfast.log.events import Draft
+from holdfast.log.ids import checked_name
 from holdfast.stores.portable import FACT_KINDS
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Facts:
         return [Fact(**data) for data in self._store.values(self._log, "fact/").values()]
 
     def get(self, id: str) -> Fact:
-        data = self._store.value(self._log, f"fact/{id}")
+        data = self._store.value(self._log, f"fact/{checked_name(id, 'the id of a fact')}")
         if data is None:
             raise InvalidArgument(f"there is no fact {id!r} in this session: facts.all() lists them")
         return Fact(**data)

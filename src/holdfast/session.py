@@ -26,7 +26,7 @@ from holdfast.log.view import MOVES, View, cut, view_of
 from holdfast.log.words import words
 from holdfast.loop.crossing import twin
 from holdfast.state import Scopes
-from holdfast.stores.base import Fork, Log, SessionStore, Store
+from holdfast.stores.base import MAX_SEQ, Fork, Log, SessionStore, Store
 from holdfast.stores.opening import open_store
 from holdfast.stores.portable import document_of, message_draft, message_of, messages_of, restore
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.agent import Agent
 
 MAX_PAGE = 10_000
+MAX_LIMIT = 2**31 - 1
 _list = list  # inside the class, `list` is the method that lists sessions
 
 
@@ -171,6 +172,8 @@ class Session(Scopes, Archive):
         _checked_limit(limit)
         if status is not None and status not in MOVES:
             raise InvalidArgument(f"unknown status {status!r}: use one of {', '.join(MOVES)}")
+        user_id, app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
+        after = None if after is None else checked_id(after, "after")
         found = open_store(store)
         page = found.sessions(user_id=user_id, app_name=app_name, status=status, limit=limit, after=after)
         return [cls._of(found, info.log) for info in page]
@@ -417,7 +420,7 @@ class Session(Scopes, Archive):
         if after is not None:
             if isinstance(after, bool) or not isinstance(after, int) or after < 0:
                 raise InvalidArgument(f"after={after!r}: use the number of the last event you have, or 0")
-            rows = self.store.read(self._log, after + 1, limit=limit, types=wanted, since=start)
+            rows = self.store.read(self._log, min(after, MAX_SEQ) + 1, limit=limit, types=wanted, since=start)
         else:
             rows = self.store.read(self._log, limit=limit, types=wanted, since=start, reverse=True)[::-1]
         return [Event(row) for row in rows]
@@ -459,6 +462,8 @@ def _checked_limit(limit: object) -> None:
         raise InvalidArgument(f"limit={limit!r}: use a whole number")
     if limit < 0:
         raise InvalidArgument(f"limit={limit} is negative: use 0 or more")
+    if limit > MAX_LIMIT:
+        raise InvalidArgument(f"limit={limit} is more than {MAX_LIMIT}: use a smaller one, or None where it is allowed")
 
 
 def _merged(state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:

@@ -17,11 +17,12 @@ import orjson
 from holdfast.errors import LimitExceeded, NotJSON
 
 MAX_DEPTH = 64
+WRAPPING = 16  # levels that exports and documents may add around values
 MAX_DIGITS = 32  # of one number in a JSON text from outside
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_SUBCLASS
 _INFINITY = float("inf")
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]|-?\d[\d.eE+-]*', re.DOTALL)
+_STRUCTURE = re.compile(r'"(?:[^"\\]+|\\.)*"?|[\[\]{}]|-?\d[\d.eE+-]*', re.DOTALL)
 
 
 def check(value: object, depth: int = 0) -> None:
@@ -58,9 +59,9 @@ def _refuse(value: object) -> NoReturn:
     raise NotJSON(f"a {type(value).__name__} is not JSON: convert it to dict, list, str, int, float, bool or None")
 
 
-def encode(value: object) -> bytes:
-    """Canonical bytes: sorted keys, no spaces, UTF-8."""
-    check(value)
+def encode(value: object, *, room: int = 0) -> bytes:
+    """Canonical bytes: sorted keys, no spaces, UTF-8. `room` is for what wraps a value that was checked before."""
+    check(value, -room)
     try:
         return orjson.dumps(value, option=_SORTED)
     except orjson.JSONEncodeError as error:
@@ -87,7 +88,7 @@ def decode(data: bytes) -> Any:  # noqa: ANN401 - a JSON value
     return orjson.loads(data)
 
 
-def parse(text: str | bytes) -> Any:  # noqa: ANN401 - a JSON value
+def parse(text: str | bytes, *, room: int = 0) -> Any:  # noqa: ANN401 - a JSON value
     """Read JSON from outside, under the same policy as `encode`, before anything recursive sees it."""
     if isinstance(text, bytes):
         try:
@@ -99,7 +100,7 @@ def parse(text: str | bytes) -> Any:  # noqa: ANN401 - a JSON value
         token = match.group()
         if token in "[{":
             depth += 1
-            if depth > MAX_DEPTH:
+            if depth > MAX_DEPTH + room:
                 raise NotJSON(f"nested deeper than {MAX_DEPTH} levels")
         elif token in "]}":
             depth -= 1
@@ -111,7 +112,7 @@ def parse(text: str | bytes) -> Any:  # noqa: ANN401 - a JSON value
         if isinstance(error, NotJSON):
             raise
         raise NotJSON(f"not JSON: {error}") from error
-    encode(value)
+    encode(value, room=room)
     return value
 
 

@@ -19,6 +19,15 @@ def checked_id(value: object, what: str = "session_id") -> str:
     return value
 
 
+def is_id(value: object) -> bool:
+    """Whether a session could have this id."""
+    try:
+        checked_id(value)
+    except InvalidId:
+        return False
+    return True
+
+
 def checked_owner(value: object, what: str) -> str | None:
     """`user_id` and `app_name`: any text of 1 to 512 bytes, or None."""
     if value is None:

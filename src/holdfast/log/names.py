@@ -13,6 +13,8 @@ NAMED_FIELDS = ("system", "title", "metadata", "work_dir", "budget", "retention"
 
 NameRow = tuple[str, int, int | None]
 
+_COLUMNS = ("title", "metadata", "work_dir")  # those that a list of sessions shows
+
 
 def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
     """The rows that an event adds."""
@@ -34,6 +36,13 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
         rows += [(name, seq, seq) for name in NAMED_FIELDS if name in data]
         return rows
     return []
+
+
+def columns_of(type: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The columns of the session's row in the list that an event changes."""
+    if type not in ("session.created", "session.changed", "session.forked", "view.restored"):
+        return {}
+    return {name: data[name] for name in _COLUMNS if name in data}
 
 
 HAS_NAMES = frozenset(

@@ -40,6 +40,9 @@ _LIFE = {
 }
 
 
+TURN_ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
+
+
 def is_marked(type: str, run: str | None) -> bool:
     """Whether an event can change the view of a session that has no open turn."""
     return run is not None or type not in UNMARKED
@@ -53,20 +56,18 @@ class Turn:
     first: int
     own: Ranges = field(default_factory=list)  # its messages
     outside: Ranges = field(default_factory=list)  # messages added by others meanwhile: they stand after it
-    rejected: bool = False  # some reply is in the log only
+    mixed: bool = False  # between its events there are messages that are not its own, or that nobody is to see
     calls: dict[str, list[Any]] = field(default_factory=dict)  # call id -> [seq of the intent, tool name]
     done: list[int] = field(default_factory=list)  # results stored so far
     waiting: bool = False
 
     def to_json(self) -> list[Any]:
-        return [self.run, self.first, self.own, self.outside, self.rejected, self.calls, self.done, self.waiting]
+        return [self.run, self.first, self.own, self.outside, self.mixed, self.calls, self.done, self.waiting]
 
 
 def _turn_of(data: list[Any]) -> Turn:
-    run, first, own, outside, rejected, calls, done, waiting = data
-    return Turn(
-        run=run, first=first, own=own, outside=outside, rejected=rejected, calls=calls, done=done, waiting=waiting
-    )
+    run, first, own, outside, mixed, calls, done, waiting = data
+    return Turn(run=run, first=first, own=own, outside=outside, mixed=mixed, calls=calls, done=done, waiting=waiting)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +110,7 @@ class View:
             self._close_last(seq - 1)
         elif type in MESSAGE_TYPES and turn is not None:
             extend(turn.outside, seq)
+            turn.mixed = True
         elif type in _LIFE:
             move, life = _LIFE[type]
             if move not in MOVES[self.status]:
@@ -128,7 +130,7 @@ class View:
     def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any]) -> None:
         if type in MESSAGE_TYPES:
             if data.get("rejected"):
-                turn.rejected = True
+                turn.mixed = True
             else:
                 extend(turn.own, seq)
             for name, amount in data.get("usage", {}).items():
@@ -155,7 +157,7 @@ class View:
         self.turn = None
         if kept:
             self.turns += 1
-            if not turn.outside and not turn.rejected:
+            if not turn.mixed:
                 # Nothing in between is a message of anybody else: one range, which joins its neighbours.
                 join(self.ranges, turn.first, seq)
             else:

@@ -16,7 +16,7 @@ MAX_WORD = 64
 def words(text: str) -> list[str]:
     """The words of a text, in order."""
     if not text.isascii():
-        decomposed = unicodedata.normalize("NFKD", text.casefold())
+        decomposed = unicodedata.normalize("NFKD", text.casefold()).casefold()  # some decompose into capitals
         text = "".join(character for character in decomposed if not unicodedata.combining(character))
     else:
         text = text.lower()

@@ -16,6 +16,7 @@ from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
 from holdfast.ids import REAL, Ids
 from holdfast.log import chain
 from holdfast.log.events import Draft, Event, Row
+from holdfast.log.ids import checked_id, is_id
 from holdfast.log.messages import Limits
 from holdfast.log.names import value_of
 from holdfast.log.view import Ranges, View, fold, view_of
@@ -126,15 +127,15 @@ class Store(SessionStore, ABC):
 
     def save(self, session_id: str, data: dict[str, Any]) -> None:
         """Keep a document: an unknown id is imported, the same content does nothing, other content is recorded."""
-        portable.restore(self, session_id, data)
+        portable.restore(self, checked_id(session_id), data)
 
     def load(self, session_id: str) -> dict[str, Any] | None:
         """What `Session.to_dict` gives, or None."""
-        log = self.find("session", session_id)
+        log = self.find("session", session_id) if is_id(session_id) else None
         return None if log is None else portable.document_of(self, log)
 
     def delete(self, session_id: str) -> bool:
-        return self.remove("session", session_id)
+        return is_id(session_id) and self.remove("session", session_id)
 
     def list_sessions(self) -> list[str]:
         """Every id, oldest first."""
@@ -144,7 +145,7 @@ class Store(SessionStore, ABC):
         return found[::-1]
 
     def exists(self, session_id: str) -> bool:
-        return self.find("session", session_id) is not None
+        return is_id(session_id) and self.find("session", session_id) is not None
 
     # -- logs ------------------------------------------------------------------------------------------------------
 
@@ -284,6 +285,8 @@ class Store(SessionStore, ABC):
         since: int | None = None,
     ) -> list[Row]:
         """Rows of a range in order of seq, or the last ones first."""
+        if first > MAX_SEQ:
+            return []
         if first > log.base:  # no ancestors involved: the common case
             return self._scan(
                 log.number, first, last, limit=limit, reverse=reverse, types=types, marked=marked, since=since

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -105,7 +106,7 @@ class MemoryStore(Store):
         if batch.snapshot is not None:
             kept.snapshots.append((batch.head.head, batch.snapshot))
         if batch.session is not None:
-            kept.columns |= batch.session
+            kept.columns |= copy.deepcopy(batch.session)
         if batch.claim is not None:
             kept.lease = (batch.head.epoch, batch.claim.holder, self.ids.elapsed() + batch.claim.seconds)
         if batch.release and kept.lease is not None and kept.lease[0] == batch.head.epoch:
@@ -214,7 +215,7 @@ class MemoryStore(Store):
                 raise SessionBusy(id, retry_after=lease.remaining)
             del self._memory.names[self.tenant, kind, id]
             kept.deleted = True
-            for candidate in (number, *(ancestor for ancestor, _ in kept.log.ancestry)):
+            for candidate in (number, *(ancestor for ancestor, _ in reversed(kept.log.ancestry))):
                 self._purge(candidate)
             return True
 
@@ -399,7 +400,7 @@ def _info(kept: Kept) -> Info:
         log=kept.log,
         status=columns["status"],
         title=columns.get("title"),
-        metadata=columns.get("metadata") or {},
+        metadata=copy.deepcopy(columns.get("metadata") or {}),
         work_dir=columns.get("work_dir"),
         updated_at=kept.head.updated_at,
     )

@@ -14,8 +14,8 @@ from holdfast.errors import Conflict, InvalidArgument, KeyReused, LimitExceeded,
 from holdfast.log import chain, codec
 from holdfast.log.events import MESSAGE_TYPES, SALT, VERSIONS, Draft, Row
 from holdfast.log.messages import Limits
-from holdfast.log.names import HAS_NAMES, NameRow, names_of
-from holdfast.log.view import View, is_marked, view_of
+from holdfast.log.names import HAS_NAMES, NameRow, columns_of, names_of
+from holdfast.log.view import TURN_ENDS, View, is_marked, view_of
 from holdfast.stores.lease import Claim, Lease
 
 SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
@@ -119,6 +119,9 @@ def request(
                 )
         if len(payload) > MAX_PAYLOAD:
             raise LimitExceeded("an event", size=len(payload), limit=MAX_PAYLOAD, hint="split it")
+        for name in (draft.run, draft.branch, draft.author, draft.actor):
+            if name is not None:
+                codec.text_bytes(name, "author, actor, run or branch", limits.name)
     if not drafts and claim is None and not release:
         raise InvalidArgument("an append needs at least one event")
     if once is not None:
@@ -157,16 +160,17 @@ def plan(
         salts=random(SALT * len(drafts)),
     )
     busy = before.busy
-    marked = [is_marked(draft.type, draft.run) or (busy and draft.type in MESSAGE_TYPES) for draft in drafts]
+    marked = []
+    for draft in drafts:
+        marked.append(is_marked(draft.type, draft.run) or (busy and draft.type in MESSAGE_TYPES))
+        busy = draft.type == "turn.started" or (busy and draft.type not in TURN_ENDS)
     names: list[NameRow] = []
     blobs: dict[str, bytes] = {}
     session: dict[str, Any] = {}
     for draft, row in zip(drafts, rows, strict=True):
         if draft.type in HAS_NAMES:
             names += names_of(row.seq, draft.type, draft.data)
-            for column in ("title", "metadata", "work_dir"):
-                if column in draft.data and draft.type != "view.rewound":
-                    session[column] = draft.data[column]
+            session |= columns_of(draft.type, draft.data)
         if draft.blobs:
             blobs |= draft.blobs
     view, marks, snapshot = before.view, before.marks, None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import Conflict, InvalidArgument, NotJSON, SchemaTooNew, SessionExists
+from holdfast.errors import Conflict, InvalidArgument, SchemaTooNew, SessionExists
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Draft, Event, Row, message_data, to_datetime
+from holdfast.log.ids import checked_name, checked_owner
 from holdfast.log.messages import Limits, Message, blobs_in, from_data
 from holdfast.log.view import MOVES, cut, view_of
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 VERSION = 1
 FACT_KINDS = ("fact", "decision", "feature", "progress", "artifact")
 _TEXTS = ("user_id", "app_name", "title", "system", "work_dir")
+_FACT_FIELDS = {"id", "text", "kind", "status", "ref"}
 
 
 def message_draft(message: Message, limits: Limits, **fields: str | None) -> Draft:
@@ -89,7 +91,7 @@ def checked(document: object) -> dict[str, Any]:
     """A document that can be restored, or an error that says what is wrong with it."""
     if not isinstance(document, dict):
         raise InvalidArgument(f"a session document is a dict as to_dict() makes it, not {type(document).__name__}")
-    codec.encode(document)
+    codec.encode(document, room=codec.WRAPPING)
     version = document.get("version")
     if not isinstance(version, int):
         raise InvalidArgument("a session document needs its 'version', as to_dict() writes it")
@@ -98,9 +100,14 @@ def checked(document: object) -> dict[str, Any]:
     for name in _TEXTS:
         if not isinstance(document.get(name), str | None):
             raise InvalidArgument(f"'{name}' of a session document must be a string or null")
+    checked_owner(document.get("user_id"), "'user_id' of the document")
+    checked_owner(document.get("app_name"), "'app_name' of the document")
     for name, kind in (("messages", list), ("facts", list), ("state", dict), ("metadata", dict)):
         if not isinstance(document.get(name, kind()), kind):
             raise InvalidArgument(f"'{name}' of a session document must be a {kind.__name__}")
+    for name in document.get("state", {}):
+        checked_name(name, "a state name")
+    _facts(document)
     return document
 
 
@@ -132,8 +139,12 @@ def _messages(store: Store, document: dict[str, Any]) -> list[Draft]:
 def _facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     found = {}
     for fact in document.get("facts", []):
-        if not isinstance(fact, dict) or not isinstance(fact.get("id"), str) or not isinstance(fact.get("text"), str):
-            raise InvalidArgument("a fact in a session document is a dict with 'id' and 'text'")
+        known = isinstance(fact, dict) and set(fact) <= _FACT_FIELDS and all(isinstance(v, str) for v in fact.values())
+        if not known or not fact.get("text") or fact.get("kind", "fact") not in FACT_KINDS:
+            raise InvalidArgument(
+                "a fact in a session document is a dict with 'id', 'text', 'kind', 'status' and 'ref'"
+            )
+        checked_name(fact.get("id"), "the id of a fact")
         found[fact["id"]] = fact
     return found
 
@@ -166,7 +177,7 @@ def _content(document: dict[str, Any]) -> bytes:
         plain.pop("created_at", None)
         messages.append(plain)
     facts = sorted(_facts(document).values(), key=lambda fact: str(fact["id"]))
-    return codec.encode([_named(document), messages, document.get("state", {}), facts])
+    return codec.encode([_named(document), messages, document.get("state", {}), facts], room=codec.WRAPPING)
 
 
 def _overwrite(store: Store, log: Log, document: dict[str, Any]) -> None:
@@ -175,9 +186,6 @@ def _overwrite(store: Store, log: Log, document: dict[str, Any]) -> None:
     if _content(current) == _content(document):
         return
     state = document.get("state", {})
-    for name in state:
-        if not isinstance(name, str):
-            raise NotJSON("a state name must be a string")
     restored = _named(document) | {
         "state": state,
         "dropped": sorted(set(current["state"]) - set(state)),

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from holdfast.errors import InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.errors import AgentError, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
 from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
-from holdfast.stores.base import Fork, Info, Log, Store
+from holdfast.stores.base import MAX_SEQ, Fork, Info, Log, Store
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
 from holdfast.stores.postgres_server import MAX_CONNECTIONS, Connection, LostConnection, PostgresServer
@@ -95,6 +95,7 @@ NUMBER_OF = "SELECT log FROM holdfast.logs WHERE tenant = %s AND kind = 'session
 ID_OF = "SELECT id FROM holdfast.logs WHERE tenant = %s AND uid = %s AND id IS NOT NULL"
 SCAN = """SELECT seq, at, type, header, tokens, body, tomb, hash
     FROM holdfast.events WHERE log = %s AND seq BETWEEN %s AND %s"""
+UNINDEXED = SCAN + " AND type = ANY(%s) ORDER BY seq LIMIT %s"
 COUNT = "SELECT count(*) FROM holdfast.events WHERE log = %s AND seq BETWEEN %s AND %s AND type = ANY(%s)"
 NAME = """SELECT n.ref, e.seq, e.at, e.type, e.header, e.tokens, e.body, e.tomb, e.hash
     FROM holdfast.names n LEFT JOIN holdfast.events e ON e.log = n.log AND e.seq = n.ref
@@ -234,7 +235,10 @@ class PostgresStore(Store):
 
     def _append_fast(self, log: Log, head: Head, asked: Request, moment: _Moment, sealed: list[Batch]) -> bool:
         """One statement, if the head is where this process left it and there is nothing but events and names."""
-        batch = plan(log.id, head, asked, lease=None, at=moment.at, random=moment.random)
+        try:
+            batch = plan(log.id, head, asked, lease=None, at=moment.at, random=moment.random)
+        except AgentError:
+            return False  # refused by a guess: the locked head decides
         if not batch.simple:
             return False
         after = batch.head
@@ -424,6 +428,8 @@ class PostgresStore(Store):
             if found is None:
                 return bool(attempts)  # gone: if this is a second attempt, the first one did it
             number = found[0]
+            if attempts and number != attempts[0]:
+                return True  # a namesake, made after the first attempt was committed
             attempts.append(number)
             lease = _lease(db, number)
             if lease is not None and lease.alive:
@@ -432,9 +438,10 @@ class PostgresStore(Store):
             db.execute(DROP_SESSION, (number,))
             ancestors = [ancestor for (ancestor,) in db.execute(ANCESTORS, (number,)).fetchall()]
             crashpoint("inside remove")
-            self._purge(db, number)
-            for ancestor in sorted(ancestors):  # a deleted parent was only waiting for its last fork
+            for ancestor in sorted(ancestors):  # everybody locks in the same order
                 db.execute(LOCK_LOG, (ancestor,))
+            self._purge(db, number)
+            for ancestor in sorted(ancestors, reverse=True):  # a deleted parent was only waiting for its last fork
                 if db.execute(IS_DEAD, (ancestor,)).fetchone() is not None:
                     self._purge(db, ancestor)
             self._heads.forget(number)
@@ -582,13 +589,15 @@ class PostgresStore(Store):
     def _index(self, number: int) -> bool:
         """Index the next batch of a log's messages; False when there is nothing left."""
         found = self.server.fetch_one(INDEXED, (number,))
-        if not self._scan_messages(number, found[0] if found else 0, 1):
+        start = (number, (found[0] if found else 0) + 1, MAX_SEQ, list(MESSAGE_TYPES), 1)
+        if self.server.fetch_one(UNINDEXED, start) is None:
             return False
 
         def job(db: Connection) -> bool:
             db.execute(LOCK_INDEX, (number,))
             found = db.execute(INDEXED, (number,)).fetchone()
-            rows = self._scan_messages(number, found[0] if found else 0, INDEX_BATCH)
+            start = (number, (found[0] if found else 0) + 1, MAX_SEQ, list(MESSAGE_TYPES), INDEX_BATCH)
+            rows = [Row(*row) for row in db.execute(UNINDEXED, start).fetchall()]
             with db.pipeline():
                 for row in rows:
                     db.execute(ADD_WORDS, (number, row.seq, sorted(set(searchable(row).split()))))
@@ -597,11 +606,6 @@ class PostgresStore(Store):
             return bool(rows)
 
         return self.server.transaction(job)
-
-    def _scan_messages(self, number: int, after: int, limit: int) -> list[Row]:
-        return self._scan(
-            number, after + 1, 1 << 40, limit=limit, reverse=False, types=MESSAGE_TYPES, marked=False, since=None
-        )
 
 
 def _lease(db: Connection, number: int) -> Lease | None:

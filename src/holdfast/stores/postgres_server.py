@@ -88,7 +88,10 @@ class PostgresServer:
         if not self._slots.acquire(timeout=self.patience):
             raise StoreBusy(f"all {self.connections} connections were in use for {self.patience:g} s: try again")
         try:
-            db = self._idle.pop() if self._idle else psycopg.connect(self.dsn, autocommit=True)
+            try:
+                db = self._idle.pop()
+            except IndexError:
+                db = psycopg.connect(self.dsn, autocommit=True)
             try:
                 yield db
             except AgentError:  # refused by us: the connection is as good as before
@@ -163,7 +166,7 @@ class PostgresServer:
             return StoreReadOnly(f"the PostgreSQL server does not let this user write: {_short(error)}")
         if isinstance(error, pg.LockNotAvailable | pg.QueryCanceled):
             return StoreBusy(f"the PostgreSQL server took too long: {_short(error)}; try again")
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        if isinstance(error, PASSING) or error.sqlstate is None or error.sqlstate.startswith(("08", "57", "58")):
             return StoreUnavailable(f"the PostgreSQL server cannot be reached: {_short(error)}; is it running?")
         return StoreError(f"PostgreSQL failed: {_short(error)}")
 

@@ -8,13 +8,14 @@ from typing import Any
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
 from holdfast.log.messages import from_data
-from holdfast.log.names import HAS_NAMES, NameRow, names_of
+from holdfast.log.names import HAS_NAMES, NameRow, columns_of, names_of
 from holdfast.log.view import is_marked, view_of
 from holdfast.log.words import words
 from holdfast.stores.base import Fork, Info, Log
 from holdfast.stores.plan import SNAPSHOT_EVERY, Appended, Batch, Head
 
 INDEX_BATCH = 500
+MAX_INDEXED = 400_000  # bytes of words of one message; PostgreSQL's tsvector holds no more than about 1 MiB
 
 
 def ancestry_bytes(ancestry: tuple[tuple[int, int], ...]) -> bytes | None:
@@ -105,7 +106,15 @@ def session_columns(changed: dict[str, Any]) -> dict[str, Any]:
 def searchable(row: Row) -> str:
     """The words of a message's text, as the index wants them."""
     event = Event(row)
-    return " ".join(words(from_data(message_data(event), lambda _: b"").text)) if not event.erased else ""
+    if event.erased:
+        return ""
+    room, found = MAX_INDEXED, []
+    for word in dict.fromkeys(words(from_data(message_data(event), lambda _: b"").text)):
+        room -= len(word) + 1
+        if room < 0:
+            break
+        found.append(word)
+    return " ".join(found)
 
 
 def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator[Batch]:
@@ -122,7 +131,7 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
             view.apply(event.seq, event.type, event.run, event.data)
             if event.type in HAS_NAMES and not event.erased:
                 names += names_of(event.seq, event.type, event.data)
-                session |= {c: event.data[c] for c in ("title", "metadata", "work_dir") if c in event.data}
+                session |= columns_of(event.type, event.data)
         if view.status != status:
             session["status"] = view.status
         last = page[-1]

@@ -171,7 +171,17 @@ class SQLiteStore(Store):
         db.executemany(
             ADD_EVENT,
             [
-                (shifted | row.seq, row.at, row.type, row.header, row.tokens, row.body, None, row.hash, mark or None)
+                (
+                    shifted | row.seq,
+                    row.at,
+                    row.type,
+                    row.header,
+                    row.tokens,
+                    row.body,
+                    row.tomb,
+                    row.hash,
+                    mark or None,
+                )
                 for row, mark in zip(batch.rows, batch.marked, strict=True)
             ],
         )
@@ -297,7 +307,7 @@ class SQLiteStore(Store):
             ancestors = [ancestor for (ancestor,) in many(db, ANCESTORS, (number,))]
             crashpoint("inside remove")
             self._purge(db, number)
-            for ancestor in ancestors:  # a deleted parent was only waiting for its last fork
+            for ancestor in sorted(ancestors, reverse=True):  # a deleted parent was only waiting for its last fork
                 if one(db, IS_DEAD, (ancestor,)) is not None:
                     self._purge(db, ancestor)
             return True

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import apsw
 
 from holdfast.errors import (
-    AgentError,
     CorruptLog,
     InvalidArgument,
     StoreBusy,
@@ -168,7 +167,10 @@ class SQLiteFile:
         """Run a query on a reader. The job must fetch what it needs before it returns."""
         self._check()
         with self._reader_slots, self._translated():
-            db = self._readers.pop() if self._readers else self._connect(apsw.SQLITE_OPEN_READWRITE)
+            try:
+                db = self._readers.pop()
+            except IndexError:
+                db = self._connect(apsw.SQLITE_OPEN_READWRITE)
             try:
                 return job(db)
             finally:
@@ -260,7 +262,9 @@ class SQLiteFile:
         db.execute("SAVEPOINT job")
         try:
             job.result = job.run(db)
-        except AgentError as error:  # refused: the others go on
+        except Exception as error:  # refused, or broken: the others go on
+            if not db.in_transaction:
+                raise  # SQLite gave up the whole transaction, and the others with it
             job.error = error
             db.execute("ROLLBACK TO job")
         db.execute("RELEASE job")
