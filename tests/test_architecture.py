@@ -27,7 +27,7 @@ ALLOWED = {
     "worker": {"log", "policy", "stores", "models", "loop"},
     "testing": {"log", "policy", "stores", "models", "loop"},
 }
-HELD = {"agent", "session", "entity", "state", "facts", "archive", "tools", "aio", "__init__"}
+HELD = {"agent", "turns", "session", "entity", "state", "facts", "archive", "tools", "aio", "__init__"}
 SHELLS = {"server", "client", "cli", "adapters"}
 PURE = ("log", "policy")
 IMPURE = {
@@ -43,6 +43,24 @@ IMPURE = {
     "httpx2",
     "secrets",
 }
+
+
+PUBLIC = [
+    "Agent",
+    "Budget",
+    "Entity",
+    "File",
+    "Image",
+    "Interrupt",
+    "LanguageModel",
+    "MCPServer",
+    "Message",
+    "Response",
+    "Session",
+    "ToolContext",
+    "Usage",
+    "tool",
+]
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -96,10 +114,11 @@ def test_only_ids_and_the_kits_know_the_wall_clock_and_randomness() -> None:
 
 def test_the_public_names_are_these() -> None:
     expected = {
-        "holdfast": ["Agent", "Entity", "File", "Image", "Message", "Session"],
-        "holdfast.aio": ["Agent", "Entity", "File", "Image", "Message", "Session"],
+        "holdfast": PUBLIC,
+        "holdfast.aio": PUBLIC,
         "holdfast.stores": ["MemoryStore", "PostgresStore", "SQLiteStore", "SessionStore"],
-        "holdfast.testing": ["FixedIds", "StoreContract"],
+        "holdfast.testing": ["FixedIds", "StoreContract", "call", "error"],
+        "holdfast.tools": ["edit_file", "file_tools", "list_files", "read_file", "search_files", "write_file"],
     }
     for module, names in expected.items():
         found = importlib.import_module(module)

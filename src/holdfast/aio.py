@@ -4,31 +4,72 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast import Entity, File, Image, Message
+from holdfast import (
+    Budget,
+    Entity,
+    File,
+    Image,
+    Interrupt,
+    LanguageModel,
+    MCPServer,
+    Message,
+    Response,
+    ToolContext,
+    Usage,
+    tool,
+)
 from holdfast.agent import Agent as _Agent
 from holdfast.session import Session as _Session
+from holdfast.stores.memory import MemoryStore
 
-__all__ = ["Agent", "Entity", "File", "Image", "Message", "Session"]
+__all__ = [
+    "Agent",
+    "Budget",
+    "Entity",
+    "File",
+    "Image",
+    "Interrupt",
+    "LanguageModel",
+    "MCPServer",
+    "Message",
+    "Response",
+    "Session",
+    "ToolContext",
+    "Usage",
+    "tool",
+]
 
 
 class Session(_Session):
-    """A session whose I/O is awaited: `await session.history()`."""
+    """A session whose I/O is awaited: `await session.run("...")`, `async for event in session.stream("...")`."""
 
+    approve = _Session.approve_async  # type: ignore[assignment]
     archive = _Session.archive_async  # type: ignore[assignment]
     close = _Session.close_async  # type: ignore[assignment]
+    deny = _Session.deny_async  # type: ignore[assignment]
     events = _Session.events_async  # type: ignore[assignment]
     export = _Session.export_async  # type: ignore[assignment]
     history = _Session.history_async  # type: ignore[assignment]
+    json = _Session.json_async  # type: ignore[assignment]
     pause = _Session.pause_async  # type: ignore[assignment]
     reopen = _Session.reopen_async  # type: ignore[assignment]
     resume = _Session.resume_async  # type: ignore[assignment]
+    run = _Session.run_async  # type: ignore[assignment]
     search = _Session.search_async  # type: ignore[assignment]
     send_message = _Session.send_message_async  # type: ignore[assignment]
+    stream = _Session.stream_async  # type: ignore[assignment]
     verify = _Session.verify_async  # type: ignore[assignment]
 
 
 class Agent(_Agent):
-    """An agent whose sessions are awaited."""
+    """An agent whose sessions are awaited: `await agent.run("...")`."""
+
+    json = _Agent.json_async  # type: ignore[assignment]
+    run = _Agent.run_async  # type: ignore[assignment]
+    stream = _Agent.stream_async  # type: ignore[assignment]
 
     def session(self, session_id: str | None = None, **options: Any) -> Session:  # noqa: ANN401 - those of Session
         return Session(session_id, agent=self, **options)
+
+    def _own(self) -> _Session:
+        return self._session if self._session is not None else Session(agent=self, store=MemoryStore())

@@ -159,6 +159,100 @@ class TurnOpen(SessionError):
         super().__init__(f"cannot {what} while a turn is unfinished: let it finish, or resume it first")
 
 
+class NothingPending(SessionError):
+    """A decision about a call that waits for none."""
+
+    code = "nothing_pending"
+
+    def __init__(self, call_id: str, pending: Iterable[str]) -> None:
+        self.call_id, self.pending = call_id, tuple(pending)
+        waiting = ", ".join(self.pending) or "none"
+        super().__init__(f"call {call_id!r} does not wait for a decision; waiting now: {waiting}")
+
+
+class ApprovalPending(SessionError):
+    """The session waits for a person's decision."""
+
+    code = "approval_pending"
+
+    def __init__(self, session_id: str, calls: Iterable[str]) -> None:
+        self.session_id, self.calls = session_id, tuple(calls)
+        super().__init__(
+            f"session {session_id!r} waits for a decision on {', '.join(self.calls)}: "
+            "approve(call_id) or deny(call_id), then resume()"
+        )
+
+
+class TurnFailed(AgentError):
+    """A turn ended without an answer; the log says why, and the messages are as they were."""
+
+    code, status = "turn_failed", 500
+
+
+class MaxStepsExceeded(TurnFailed):
+    """The model went on calling tools for more steps than it is given."""
+
+    code = "max_steps_exceeded"
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        super().__init__(f"no answer after {steps} model calls: raise max_steps=, or look at what the tools return")
+
+
+class BudgetExceeded(TurnFailed):
+    """The session has used what it was given."""
+
+    code, status = "budget_exceeded", 429
+
+    def __init__(self, what: str, *, used: float, limit: float) -> None:
+        self.what, self.used, self.limit = what, used, limit
+        super().__init__(f"the budget of {limit:g} {what} is used up ({used:g}): raise it, or start a new session")
+
+
+class SchemaValidationError(TurnFailed):
+    """The model did not give output of the asked shape, although it was asked again."""
+
+    code, status = "schema_validation", 502
+
+    def __init__(self, problem: str, *, text: str, tries: int) -> None:
+        self.problem, self.text, self.tries = problem, text, tries
+        super().__init__(f"the output is not of the asked shape after {tries} tries: {problem}")
+
+
+class TurnParked(TurnFailed):
+    """A turn that ended its process again and again; it is not tried any more."""
+
+    code, status = "turn_parked", 409
+
+    def __init__(self, session_id: str, attempts: int) -> None:
+        self.session_id, self.attempts = session_id, attempts
+        super().__init__(
+            f"the unfinished turn of session {session_id!r} ended its process {attempts} times and is parked: "
+            "run() with a new message settles it"
+        )
+
+
+class TurnCancelled(TurnFailed):
+    """The turn was cancelled before it had an answer."""
+
+    code, status = "turn_cancelled", 409
+
+    def __init__(self) -> None:
+        super().__init__("the turn was cancelled")
+
+
+class MissingState(InvalidArgument):
+    """Instructions name a state value that is not there."""
+
+    code = "missing_state"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"the instructions need state {name!r}, which is not set: set_state({name!r}, ...), or write {{{{}}}}"
+        )
+
+
 class StoreError(AgentError):
     """The place where logs live has a problem."""
 

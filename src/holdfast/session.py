@@ -25,10 +25,12 @@ from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, cut, view_of
 from holdfast.log.words import words
 from holdfast.loop.crossing import twin
+from holdfast.policy.budget import Budget
 from holdfast.state import Scopes
-from holdfast.stores.base import MAX_SEQ, Fork, Log, SessionStore, Store
+from holdfast.stores.base import MAX_SEQ, Log, SessionStore, Store
 from holdfast.stores.opening import open_store
 from holdfast.stores.portable import document_of, message_draft, message_of, messages_of, restore
+from holdfast.turns import Turns
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
@@ -47,7 +49,7 @@ class Comparison:
     theirs: list[Message]
 
 
-class Session(Scopes, Archive):
+class Session(Scopes, Archive, Turns):
     """A durable conversation: messages, state, facts and metadata in one numbered log.
 
     An id that exists is opened, another one is created; without an id a new one is made.
@@ -71,17 +73,20 @@ class Session(Scopes, Archive):
         state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         title: str | None = None,
         work_dir: str | Path | None = None,
+        budget: Budget | Mapping[str, Any] | None = None,
     ) -> None:
         if id is not None and session_id is not None and id != session_id:
             raise InvalidArgument(f"id={id!r} and session_id={session_id!r} are the same thing: give one of them")
         if store is None and agent is not None:
             store = agent.store
         self.agent = agent
-        self._temp: dict[str, Any] = {}
+        self._begin_empty()
         self.store = open_store(store)
         chosen = id if id is not None else session_id
         name = self.store.ids.new() if chosen is None else checked_id(chosen)
         fields = self._fields(system=system, metadata=metadata, title=title, work_dir=work_dir)
+        if budget is not None:
+            fields["budget"] = Budget.of(budget).to_dict()
         first = [
             *[Draft(type="state.set", data={"name": key, "value": value}) for key, value in _merged(state).items()],
             *[message_draft(Message.of(message), self.store.limits) for message in messages or ()],
@@ -148,7 +153,8 @@ class Session(Scopes, Archive):
     def _of(cls, store: Store, log: Log, agent: Agent | None = None) -> Self:
         """A session object on a log that is known to be there."""
         session = cls.__new__(cls)
-        session.agent, session.store, session._log, session._temp = agent, store, log, {}
+        session.agent, session.store, session._log = agent, store, log
+        session._begin_empty()
         return session
 
     @classmethod
@@ -314,7 +320,8 @@ class Session(Scopes, Archive):
         """Make messages and session state what they were after event `to`. What is undone stays in the log."""
         while True:
             head = self.store.head(self._log).head
-            to = self._settled(to, head)
+            turn = self.store.view(self._log, self._checked_seq(to, head)).turn
+            to = to if turn is None else turn.first - 1  # a point inside a turn is the point before it
             view = self.store.view(self._log, to)
             now, then = self.store.refs(self._log, "state/", head), self.store.refs(self._log, "state/", to)
             changed = {name.removeprefix("state/"): then.get(name) for name in now if now[name] != then.get(name)}
@@ -325,24 +332,29 @@ class Session(Scopes, Archive):
             except Conflict:
                 continue
 
-    def _settled(self, at: int, head: int) -> int:
-        """A point between turns: `at`, or before the turn that `at` is inside of."""
+    def _checked_seq(self, at: object, head: int) -> int:
         if isinstance(at, bool) or not isinstance(at, int) or not 1 <= at <= head:
             raise InvalidArgument(f"{at!r} is not the number of an event of session {self.id!r}: use 1 to {head}")
-        turn = self.store.view(self._log, at).turn
-        return at if turn is None else turn.first - 1
+        return at
+
+    def _listed_fields(self, at: int, is_now: bool) -> dict[str, Any]:
+        """Title, metadata and work_dir as they were at a point; for now, they stand in the list of sessions."""
+        if is_now:
+            info = self.store.info(self._log)
+            return {"title": info.title, "metadata": info.metadata, "work_dir": info.work_dir}
+        return {name: self.store.value(self._log, name, at=at) for name in ("title", "metadata", "work_dir")}
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
     def fork(self, session_id: str | None = None, at: int | None = None) -> Self:
         """A new session that shares the past up to `at` (now, by default) and goes its own way. Copies nothing."""
         name = self.store.ids.new() if session_id is None else checked_id(session_id)
-        head = self.store.head(self._log).head
-        point = self._settled(head if at is None else at, head)
-        data: dict[str, Any] = {"parent": self.id, "at": point}
-        for field in ("title", "metadata", "work_dir"):
-            value = self.store.value(self._log, field, at=point)
-            if value is not None:
+        if at is not None:
+            self._checked_seq(at, self.head)
+        point = self.store.fork_point(self._log, at)
+        data: dict[str, Any] = {"parent": self.id, "at": point.at}
+        for field, value in self._listed_fields(point.at, at is None).items():
+            if value:
                 data[field] = value
         log = self.store.create(
             "session",
@@ -350,7 +362,7 @@ class Session(Scopes, Archive):
             [Draft(type="session.forked", data=data)],
             user_id=self.user_id,
             app_name=self.app_name,
-            fork=Fork(parent=self._log, at=point),
+            fork=point,
         )
         return self._of(self.store, log, self.agent)
 
@@ -381,11 +393,6 @@ class Session(Scopes, Archive):
 
     def pause(self, reason: str | None = None, *, actor: str | None = None) -> None:
         self._move("session.paused", reason, actor)
-
-    def resume(self, agent: Agent | None = None, *, reason: str | None = None, actor: str | None = None) -> None:
-        """Un-pause if paused."""
-        if self.status in ("paused", "closed", "archived"):
-            self._move("session.resumed", reason, actor)
 
     def close(self, reason: str | None = None, *, actor: str | None = None) -> None:
         """End the session and drop temp; everything stays readable, and `reopen` brings it back."""
@@ -451,7 +458,6 @@ class Session(Scopes, Archive):
     history_async = twin(history)
     pause_async = twin(pause)
     reopen_async = twin(reopen)
-    resume_async = twin(resume)
     search_async = twin(search)
     send_message_async = twin(send_message)
     verify_async = twin(Archive.verify)

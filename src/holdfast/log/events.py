@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast.errors import CorruptLog, SchemaTooNew
 from holdfast.log import codec
 
 SALT = 16
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Every type of event, with the version that this code writes. A type that is not here was written by a newer holdfast.
 VERSIONS: dict[str, int] = dict.fromkeys(
@@ -42,6 +43,11 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "turn.failed",
         "turn.cancelled",
         "turn.interrupted",
+        "turn.waiting",
+        "turn.resumed",
+        "turn.parked",
+        "approval.requested",
+        "approval.decided",
         "model.called",
         "model.replied",
         "model.interrupted",
@@ -144,8 +150,7 @@ def message_data(event: Event) -> dict[str, Any]:
 
 
 def to_datetime(microseconds: int) -> datetime:
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest)
+    return _EPOCH + timedelta(microseconds=microseconds)
 
 
 _PLAIN = (1, None, None, None, None)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import LifecycleError, TurnOpen
+from holdfast.errors import LifecycleError, NothingPending, TurnOpen
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
 
@@ -58,16 +58,17 @@ class Turn:
     outside: Ranges = field(default_factory=list)  # messages added by others meanwhile: they stand after it
     mixed: bool = False  # between its events there are messages that are not its own, or that nobody is to see
     calls: dict[str, list[Any]] = field(default_factory=dict)  # call id -> [seq of the intent, tool name]
-    done: list[int] = field(default_factory=list)  # results stored so far
+    effects: list[int] = field(default_factory=list)  # results of calls that must not be repeated
+    pending: dict[str, int] = field(default_factory=dict)  # call id -> the request that a person has not decided yet
     waiting: bool = False
+    parked: bool = False
+    attempts: int = 0  # how often it was taken up again after its process had gone
 
     def to_json(self) -> list[Any]:
-        return [self.run, self.first, self.own, self.outside, self.mixed, self.calls, self.done, self.waiting]
+        return [getattr(self, name) for name in _TURN]
 
 
-def _turn_of(data: list[Any]) -> Turn:
-    run, first, own, outside, mixed, calls, done, waiting = data
-    return Turn(run=run, first=first, own=own, outside=outside, mixed=mixed, calls=calls, done=done, waiting=waiting)
+_TURN = tuple(Turn.__dataclass_fields__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +81,7 @@ class View:
     begun: bool = False
     turns: int = 0
     usage: dict[str, int] = field(default_factory=dict)
+    loose: list[int] = field(default_factory=list)  # effects of failed turns that the next prompt must name
 
     @property
     def status(self) -> str:
@@ -111,6 +113,10 @@ class View:
         elif type in MESSAGE_TYPES and turn is not None:
             extend(turn.outside, seq)
             turn.mixed = True
+        elif type == "approval.decided":
+            if turn is None or turn.pending.pop(data["call_id"], None) is None:
+                waiting = [] if turn is None else sorted(turn.pending)
+                raise NothingPending(data["call_id"], waiting)
         elif type in _LIFE:
             move, life = _LIFE[type]
             if move not in MOVES[self.status]:
@@ -125,7 +131,7 @@ class View:
                 raise TurnOpen("rewind" if type == "view.rewound" else "overwrite the messages")
             self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
         elif type == "session.forked":
-            self.life, self.turns, self.usage = "live", 0, {}
+            self.life, self.turns, self.usage, self.loose = "live", 0, {}, []
 
     def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any]) -> None:
         if type in MESSAGE_TYPES:
@@ -133,14 +139,24 @@ class View:
                 turn.mixed = True
             else:
                 extend(turn.own, seq)
+        if type == "model.replied" or type in TURN_ENDS:
             for name, amount in data.get("usage", {}).items():
-                if type == "model.replied" and isinstance(amount, int):
-                    self.usage[name] = self.usage.get(name, 0) + amount
+                self.usage[name] = self.usage.get(name, 0) + amount
         if type == "tool.called":
             turn.calls[data["call_id"]] = [seq, data["name"]]
         elif type == "tool.returned":
             turn.calls.pop(data["call_id"], None)
-            turn.done.append(seq)
+            if data.get("effect"):
+                turn.effects.append(seq)
+        elif type == "approval.requested":
+            turn.pending[data["call_id"]] = seq
+        elif type == "turn.waiting":
+            turn.waiting = True
+        elif type == "turn.resumed":
+            turn.attempts = 0 if turn.waiting else turn.attempts + 1
+            turn.waiting = turn.parked = False
+        elif type == "turn.parked":
+            turn.parked = True
         elif type in ("turn.finished", "turn.interrupted"):
             self._end(turn, seq, kept=True)
         elif type in ("turn.failed", "turn.cancelled"):
@@ -157,25 +173,29 @@ class View:
         self.turn = None
         if kept:
             self.turns += 1
+            self.loose = []
             if not turn.mixed:
                 # Nothing in between is a message of anybody else: one range, which joins its neighbours.
                 join(self.ranges, turn.first, seq)
             else:
                 for first, last in turn.own:
                     join(self.ranges, first, last)
+        else:
+            self.loose += turn.effects
         for first, last in turn.outside:
             join(self.ranges, first, last)
         join(self.ranges, seq + 1, 0)
 
     def to_bytes(self) -> bytes:
         turn = None if self.turn is None else self.turn.to_json()
-        return codec.encode([1, self.ranges, turn, self.life, self.begun, self.turns, self.usage])
+        return codec.encode([1, self.ranges, turn, self.life, self.begun, self.turns, self.usage, self.loose])
 
 
 def view_of(data: bytes) -> View:
     """The view behind the bytes of a snapshot."""
-    _version, ranges, turn, life, begun, turns, usage = codec.decode(data)
-    return View(ranges=ranges, turn=turn and _turn_of(turn), life=life, begun=begun, turns=turns, usage=usage)
+    _version, ranges, turn, life, begun, turns, usage, loose = codec.decode(data)
+    opened = None if turn is None else Turn(**dict(zip(_TURN, turn, strict=True)))
+    return View(ranges=ranges, turn=opened, life=life, begun=begun, turns=turns, usage=usage, loose=loose)
 
 
 def fold(view: View, events: Iterable[Event]) -> View:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
 from holdfast.ids import REAL, Ids
@@ -46,9 +46,11 @@ class SessionStore:
         return self.load(session_id) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
-    """What never changes about a log: its internal number and id, the key it was made under, and its ancestors."""
+class Log(NamedTuple):
+    """What never changes about a log: its internal number and id, the key it was made under, and its ancestors.
+
+    A tuple, because a list of sessions makes them by the page.
+    """
 
     number: int
     uid: str
@@ -75,24 +77,26 @@ class Log:
         return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Info:
+class Info(NamedTuple):
     """A session as a list shows it: no event was read for it."""
 
     log: Log
     status: str
     title: str | None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    work_dir: str | None = None
-    updated_at: int = 0
+    metadata: dict[str, Any]
+    work_dir: str | None
+    updated_at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Where a new log branches off: after `at` of `parent`."""
+    """Where a new log branches off: after `at` of `parent`, with what held there."""
 
     parent: Log
     at: int
+    hash: bytes
+    tokens: int
+    view: View
 
 
 MAX_SEQ = (1 << 32) - 1
@@ -369,6 +373,21 @@ class Store(SessionStore, ABC):
                 break
         start, view = (0, View()) if snapshot is None else (snapshot[0], view_of(snapshot[1]))
         return fold(view, map(Event, self.read(log, start + 1, at, marked=True)))
+
+    def fork_point(self, log: Log, at: int | None = None) -> Fork:
+        """The point after event `at` (now, by default) as a place to fork; inside a turn that means before it."""
+        head = self.head(log)
+        point = head.head if at is None else at
+        view = self.view(log, point) if point < head.head else view_of(head.view)
+        if view.turn is not None:
+            point = view.turn.first - 1
+            view = self.view(log, point)
+        if point == head.head:
+            return Fork(parent=log, at=point, hash=head.hash, tokens=head.tokens, view=view)
+        rows = self.read(log, point, point)
+        if not rows:
+            raise SessionNotFound(log.id)
+        return Fork(parent=log, at=point, hash=rows[0].hash, tokens=rows[0].tokens, view=view)
 
     def rebuilt_view(self, log: Log) -> View:
         """The view folded from the first event on, using no cache: what the kept one must be equal to."""

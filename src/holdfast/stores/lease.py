@@ -67,12 +67,15 @@ def _started(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
+@cache
+def _process(pid: int) -> dict[str, object]:
+    """What tells a process from all others, now and later."""
+    return {"boot": boot_id(), "namespace": _namespace(), "pid": pid, "started": _started(pid)}
+
+
 def holder(name: str) -> bytes:
     """This process as the holder of a lease; `name` tells its holders apart."""
-    pid = os.getpid()
-    return codec.encode(
-        {"name": name, "boot": boot_id(), "namespace": _namespace(), "pid": pid, "started": _started(pid)}
-    )
+    return codec.encode({"name": name, **_process(os.getpid())})
 
 
 def is_dead(data: bytes) -> bool:

@@ -6,7 +6,6 @@ import copy
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
@@ -133,11 +132,7 @@ class MemoryStore(Store):
                 kept = self._new(kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
             else:
                 self._kept(fork.parent)
-                rows = self.read(fork.parent, fork.at, fork.at)
-                if not rows:
-                    raise SessionNotFound(fork.parent.id)
-                start = self.view(fork.parent, fork.at)
-                head = forked_head(start, at_seq=fork.at, hash=rows[0].hash, tokens=rows[0].tokens, now=now)
+                head = forked_head(fork, now)
                 kept = self._new(kind, id, uid, fork.parent.origin, now, head, (user_id, app_name), fork)
             batch = self._planned(kept, asked)
             self._add(kept)
@@ -163,7 +158,7 @@ class MemoryStore(Store):
             now = self.ids.now()
             head = first_head(origin, now)
             kept = self._new(kind, id, self.ids.new(), origin, now, head, (of.get("user_id"), of.get("app_name")), None)
-            kept.log = replace(kept.log, parent=of.get("parent"))
+            kept.log = kept.log._replace(parent=of.get("parent"))
             batches = list(replay(head, rows, blobs))
             if batches:
                 kept.head = batches[-1].head

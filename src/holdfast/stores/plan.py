@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Conflict, InvalidArgument, KeyReused, LimitExceeded, SessionBusy, StaleEpoch
 from holdfast.log import chain, codec
@@ -17,6 +17,9 @@ from holdfast.log.messages import Limits
 from holdfast.log.names import HAS_NAMES, NameRow, columns_of, names_of
 from holdfast.log.view import TURN_ENDS, View, is_marked, view_of
 from holdfast.stores.lease import Claim, Lease
+
+if TYPE_CHECKING:
+    from holdfast.stores.base import Fork
 
 SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
 MAX_PAYLOAD = 32 << 20
@@ -230,9 +233,16 @@ def first_head(origin: str, at: int) -> Head:
     )
 
 
-def forked_head(parent_view: View, *, at_seq: int, hash: bytes, tokens: int, now: int) -> Head:
+def forked_head(fork: Fork, now: int) -> Head:
     """The head of a fork before its first event: the parent's past, with a life of its own."""
-    view = replace(parent_view, turn=None, life="live", turns=0, usage={})
+    view = replace(fork.view, turn=None, life="live", turns=0, usage={}, loose=[]).to_bytes()
     return Head(
-        head=at_seq, hash=hash, epoch=0, tokens=tokens, view=view.to_bytes(), busy=False, marks=0, updated_at=now
+        head=fork.at,
+        hash=fork.hash,
+        epoch=0,
+        tokens=fork.tokens,
+        view=view,
+        busy=False,
+        marks=0,
+        updated_at=now,
     )

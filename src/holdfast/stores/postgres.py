@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -297,25 +296,28 @@ class PostgresStore(Store):
     def _write(self, db: Connection, number: int, batch: Batch) -> None:
         crashpoint("before events")
         with db.pipeline():
-            if batch.rows:
-                db.execute(ADD_EVENTS, (number, *_arrays(batch)))
+            self._write_events(db, number, batch)
             crashpoint("between events and head")
             db.execute(MOVE, (*_head_columns(batch.head), number))
-            for name, seq, ref in _name_rows(batch):
-                db.execute(ADD_NAME, (number, name, seq, ref))
-            for digest, data in batch.blobs.items():
-                db.execute(ADD_BLOB, (number, digest, data))
-            if batch.once is not None:
-                key, once = batch.once
-                db.execute(ADD_ONCE, (number, key.encode(), once.digest, once.first, once.last, batch.outcome.at))
-            if batch.snapshot is not None:
-                db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
             for column, value in session_columns(batch.session or {}).items():
                 db.execute(SET_SESSION[column], (value, number))
-            if batch.claim is not None:
-                db.execute(TAKE_LEASE, (number, batch.head.epoch, batch.claim.holder, batch.claim.seconds))
-            if batch.release:
-                db.execute(DROP_LEASE, (number, batch.head.epoch))
+
+    def _write_events(self, db: Connection, number: int, batch: Batch) -> None:
+        if batch.rows:
+            db.execute(ADD_EVENTS, (number, *_arrays(batch)))
+        for name, seq, ref in _name_rows(batch):
+            db.execute(ADD_NAME, (number, name, seq, ref))
+        for digest, data in batch.blobs.items():
+            db.execute(ADD_BLOB, (number, digest, data))
+        if batch.once is not None:
+            key, once = batch.once
+            db.execute(ADD_ONCE, (number, key.encode(), once.digest, once.first, once.last, batch.outcome.at))
+        if batch.snapshot is not None:
+            db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
+        if batch.claim is not None:
+            db.execute(TAKE_LEASE, (number, batch.head.epoch, batch.claim.holder, batch.claim.seconds))
+        if batch.release:
+            db.execute(DROP_LEASE, (number, batch.head.epoch))
 
     # -- making and removing logs ----------------------------------------------------------------------------------
 
@@ -330,28 +332,19 @@ class PostgresStore(Store):
         fork: Fork | None = None,
     ) -> Log:
         asked = request(drafts, limits=self.limits)
-        start = None if fork is None else self.view(fork.parent, fork.at)
-        now = self.ids.now()
-        uid = self.ids.new()
+        now, uid = self.ids.now(), self.ids.new()
+        moment = _Moment(self.ids)
 
         def job(db: Connection) -> tuple[Log, Head | None]:
             made = self._made(db, kind, id, uid)
             if made is not None:
                 return made, None
-            if fork is None or start is None:
-                log = self._add_log(db, kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
-            else:
-                parent = fork.parent
-                if db.execute(LOCK_PARENT, (parent.number,)).fetchone() is None:
-                    raise SessionNotFound(parent.id)
-                ((number, _first, last),) = parent.segments(fork.at, fork.at)
-                found = db.execute(HASH_AT, (number, last)).fetchone()
-                if found is None:
-                    raise SessionNotFound(parent.id)
-                head = forked_head(start, at_seq=fork.at, hash=found[0], tokens=found[1], now=now)
-                log = self._add_log(db, kind, id, uid, parent.origin, now, head, (user_id, app_name), fork)
-            _, after = self._append(db, log.number, id, asked, _Moment(self.ids), [])
-            return log, after
+            if fork is not None and db.execute(LOCK_PARENT, (fork.parent.number,)).fetchone() is None:
+                raise SessionNotFound(fork.parent.id)
+            log = new_log(0, uid, uid if fork is None else fork.parent.origin, kind, id, now, (user_id, app_name), fork)
+            before = first_head(uid, now) if fork is None else forked_head(fork, now)
+            batch = plan(id, before, asked, lease=None, at=moment.at, random=moment.random)
+            return self._add_log(db, log, before, [batch]), batch.head
 
         log, head = self.server.transaction(job)
         if head is not None:
@@ -369,18 +362,18 @@ class PostgresStore(Store):
         **of: str | None,
     ) -> Log:
         now, uid = self.ids.now(), self.ids.new()
-        asked = request([draft], limits=self.limits)
+        asked, moment = request([draft], limits=self.limits), _Moment(self.ids)
 
         def job(db: Connection) -> Log:
             made = self._made(db, kind, id, uid)
             if made is not None:
                 return made
-            head = first_head(origin, now)
-            log = self._add_log(db, kind, id, uid, origin, now, head, (of.get("user_id"), of.get("app_name")), None)
-            for batch in replay(head, rows, blobs):
-                self._write(db, log.number, batch)
-            self._append(db, log.number, id, asked, _Moment(self.ids), [])
-            return log
+            log = new_log(0, uid, origin, kind, id, now, (of.get("user_id"), of.get("app_name")), None)
+            before = first_head(origin, now)
+            batches = list(replay(before, rows, blobs))
+            end = batches[-1].head if batches else before
+            batches.append(plan(id, end, asked, lease=None, at=moment.at, random=moment.random))
+            return self._add_log(db, log, before, batches)
 
         return self.server.transaction(job)
 
@@ -394,30 +387,25 @@ class PostgresStore(Store):
             raise SessionExists(id)
         return log
 
-    def _add_log(
-        self,
-        db: Connection,
-        kind: str,
-        id: str,
-        uid: str,
-        origin: str,
-        now: int,
-        head: Head,
-        owner: tuple[str | None, str | None],
-        fork: Fork | None,
-    ) -> Log:
-        log = new_log(0, uid, origin, kind, id, now, owner, fork)
-        packed = ancestry_bytes(log.ancestry)
-        values = (uid, origin, self.tenant, kind, id, log.base, packed, now, *_head_columns(head))
-        added = db.execute(ADD_LOG, values).fetchone()
+    def _add_log(self, db: Connection, log: Log, before: Head, batches: Sequence[Batch]) -> Log:
+        """Insert a log as its first batches leave it, and what they bring."""
+        head = batches[-1].head
+        changed: dict[str, Any] = {}
+        for batch in batches:
+            changed |= batch.session or {}
+        values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
+        added = db.execute(ADD_LOG, (*values, log.created_at, *_head_columns(head))).fetchone()
         assert added is not None
-        log = replace(log, number=added[0])
-        if kind == "session":
-            db.execute(ADD_SESSION, session_row(log, self.tenant, head))
-        for ancestor, _ in log.ancestry:
-            db.execute(ADD_LINEAGE, (ancestor, log.number))
-        if log.ancestry:
-            db.execute(ADD_SNAPSHOT, (log.number, log.base, head.view))
+        log = log._replace(number=added[0])
+        with db.pipeline():
+            if log.kind == "session":
+                db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed))
+            for ancestor, _ in log.ancestry:
+                db.execute(ADD_LINEAGE, (ancestor, log.number))
+            if log.ancestry:
+                db.execute(ADD_SNAPSHOT, (log.number, log.base, before.view))
+            for batch in batches:
+                self._write_events(db, log.number, batch)
         return log
 
     def remove(self, kind: str, id: str) -> bool:

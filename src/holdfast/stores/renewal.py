@@ -1,7 +1,14 @@
-"""Keeping a lease while its work goes on: renewed every third of its time, from a thread of its own."""
+"""Keeping a lease while its work goes on: renewed every third of its time, from a thread of its own.
+
+Whoever holds one asks `check()` before each effect: a process that was stopped and wakes up after its lease has gone
+starts nothing any more. Renewal ends when an effect outlives the time it was allowed.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import os
 import threading
 from types import TracebackType
 
@@ -11,40 +18,85 @@ from holdfast.stores.lease import lease_seconds
 
 
 class Renewal:
-    """`with Renewal(store, log, epoch): ...` holds the lease until the block ends or somebody took it.
+    """`with Renewal(store, log, epoch): ...` holds the lease until the block ends or somebody took it."""
 
-    The thread starts only once a third of the lease has passed, so short work pays for none.
-    """
-
-    def __init__(self, store: Store, log: Log, epoch: int) -> None:
+    def __init__(
+        self, store: Store, log: Log, epoch: int, *, seconds: float | None = None, since: float | None = None
+    ) -> None:
         self._store, self._log, self._epoch = store, log, epoch
-        self._seconds = lease_seconds()
-        self._timer: threading.Timer | None = None
-        self._lock = threading.Lock()
-        self._over = False
+        self._seconds = lease_seconds() if seconds is None else seconds
+        began = store.ids.elapsed() if since is None else since  # before the claim was sent, to be on the safe side
+        self.deadline = began + self._seconds
+        self._allowed: float | None = None
+        self.over = False
 
     def __enter__(self) -> Renewal:
-        self._schedule()
+        _renewer.add(self, self._seconds / 3)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._lock:
-            self._over = True
-            if self._timer is not None:
-                self._timer.cancel()
+        self.over = True
 
-    def _schedule(self) -> None:
-        with self._lock:
-            if not self._over:
-                self._timer = threading.Timer(self._seconds / 3, self._renew)
-                self._timer.daemon = True
-                self._timer.start()
+    def check(self) -> None:
+        """Raise if the lease may be somebody else's by now."""
+        if self._store.ids.elapsed() >= self.deadline:
+            raise StaleEpoch(self._log.id, epoch=self._epoch, current=self._epoch + 1)
 
-    def _renew(self) -> None:
+    def allow(self, seconds: float | None) -> None:
+        """An effect begins that may take this long (None: as long as it likes)."""
+        self._allowed = None if seconds is None else self._store.ids.elapsed() + seconds
+
+    def renew(self) -> float | None:
+        """Renew once; the seconds until the next time, or None if there is none."""
+        began = self._store.ids.elapsed()
+        if self.over or (self._allowed is not None and began > self._allowed):
+            return None  # done; or the effect hangs, and somebody else may take over
         try:
             self._store.renew(self._log, self._epoch, self._seconds)
+            self.deadline = began + self._seconds
         except StaleEpoch:
-            return  # taken over: the fence refuses what this writer does from now on
+            return None  # taken over: the fence refuses what this writer does from now on
         except StoreError:
             pass  # the store is away for a moment; try again while the lease lasts
-        self._schedule()
+        return self._seconds / 3
+
+
+class _Renewer:
+    """The one thread of this process that renews leases. A turn that ends before its first renewal costs it nothing."""
+
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self._start(0)
+
+    def _start(self, pid: int) -> None:
+        self._pid = pid
+        self._due: list[tuple[float, int, Renewal]] = []
+        self._wake = threading.Condition()
+
+    def add(self, renewal: Renewal, seconds: float) -> None:
+        if self._pid != os.getpid():  # the first use, or the first after a fork: threads stay with the parent
+            self._start(os.getpid())
+            threading.Thread(target=self._work, args=(self._wake,), name="holdfast-leases", daemon=True).start()
+        with self._wake:
+            first = self._due[0][0] if self._due else None
+            at = renewal._store.ids.elapsed() + seconds
+            heapq.heappush(self._due, (at, next(self._count), renewal))
+            if first is None or at < first:
+                self._wake.notify()
+
+    def _work(self, wake: threading.Condition) -> None:
+        while True:
+            with wake:
+                while self._due and self._due[0][2].over:
+                    heapq.heappop(self._due)
+                now = self._due[0][2]._store.ids.elapsed() if self._due else 0.0
+                if not self._due or self._due[0][0] > now:
+                    wake.wait(self._due[0][0] - now if self._due else None)
+                    continue
+                renewal = heapq.heappop(self._due)[2]
+            seconds = renewal.renew()
+            if seconds is not None:
+                self.add(renewal, seconds)
+
+
+_renewer = _Renewer()

@@ -23,25 +23,15 @@ def ancestry_bytes(ancestry: tuple[tuple[int, int], ...]) -> bytes | None:
 
 
 def _text(data: bytes | None) -> str | None:
-    return None if data is None else bytes(data).decode()
+    return None if data is None else data.decode()
 
 
 def log_of(columns: Sequence[Any]) -> Log:
     """A log from the columns of a LOG query."""
     number, uid, origin, kind, id, created_at, base, ancestry, user_id, app_name, parent = columns[:11]
-    return Log(
-        number=number,
-        uid=uid,
-        origin=origin,
-        kind=kind,
-        id=id,
-        created_at=created_at,
-        base=base,
-        ancestry=() if ancestry is None else tuple((n, last) for n, last in codec.decode(ancestry)),
-        user_id=_text(user_id),
-        app_name=_text(app_name),
-        parent=parent,
-    )
+    ancestors = () if ancestry is None else tuple((n, last) for n, last in codec.decode(ancestry))
+    user, app = _text(user_id), _text(app_name)
+    return Log(number, uid, origin, kind, id, created_at, base, ancestors, user, app, parent)
 
 
 def new_log(
@@ -70,24 +60,21 @@ def new_log(
     )
 
 
-def session_row(log: Log, tenant: str, head: Head) -> tuple[Any, ...]:
-    """The first row of a session in the list; title, metadata and work_dir follow from its first event."""
+def session_row(log: Log, tenant: str, head: Head, changed: dict[str, Any]) -> tuple[Any, ...]:
+    """The row of a session in the list, after its first append changed these columns."""
     user = None if log.user_id is None else log.user_id.encode()
     app = None if log.app_name is None else log.app_name.encode()
-    return (log.number, tenant, user, app, view_of(head.view).status, log.parent, None, None, None)
+    columns = session_columns(changed)
+    status = view_of(head.view).status
+    found = (columns.get(name) for name in ("title", "metadata", "work_dir"))
+    return (log.number, tenant, user, app, status, log.parent, *found)
 
 
 def info_of(columns: Sequence[Any]) -> Info:
     """A session from the columns of an INFO query."""
     status, title, metadata, work_dir, updated_at = columns[11:]
-    return Info(
-        log=log_of(columns),
-        status=status,
-        title=_text(title),
-        metadata={} if metadata is None else codec.decode(metadata),
-        work_dir=_text(work_dir),
-        updated_at=updated_at,
-    )
+    kept = {} if metadata is None else codec.decode(metadata)
+    return Info(log_of(columns), status, _text(title), kept, _text(work_dir), updated_at)
 
 
 def session_columns(changed: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,8 @@ NAME = """SELECT n.ref, e.event & 4294967295, e.at, e.type, e.header, e.tokens, 
 NAMES = "SELECT name, ref, max(seq) FROM names WHERE log = ? AND name >= ? AND name < ? AND seq <= ? GROUP BY name"
 SNAPSHOT = "SELECT seq, view FROM snapshots WHERE log = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
 BLOB = "SELECT data FROM blobs WHERE log = ? AND digest = ?"
-AT = "SELECT hash, tokens FROM events WHERE event = ?"
+TAKEN = "SELECT 1 FROM logs WHERE tenant = ? AND kind = ? AND id = ?"
+ALIVE = "SELECT 1 FROM logs WHERE log = ? AND id IS NOT NULL"
 INDEXED = "SELECT upto FROM indexed WHERE log = ?"
 SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET upto = ?2"
 ADD_WORDS = "INSERT INTO words(rowid, text) VALUES(?,?)"
@@ -166,8 +166,21 @@ class SQLiteStore(Store):
         return batch.outcome
 
     def _write(self, db: Connection, number: int, batch: Batch) -> None:
-        head, shifted = batch.head, number << SHIFT
+        head = batch.head
         crashpoint("before events")
+        self._write_events(db, number, batch)
+        crashpoint("between events and head")
+        if head.view is batch.before.view and head.epoch == batch.before.epoch:
+            db.execute(MOVE_PLAIN, (head.head, head.hash, head.tokens, head.updated_at, number))
+        else:
+            db.execute(MOVE, (*_head_columns(head), number))
+        if not batch.simple:
+            self._write_rest(db, number, batch)
+            for column, value in session_columns(batch.session or {}).items():
+                db.execute(SET_SESSION[column], (value, number))
+
+    def _write_events(self, db: Connection, number: int, batch: Batch) -> None:
+        shifted = number << SHIFT
         db.executemany(
             ADD_EVENT,
             [
@@ -185,15 +198,8 @@ class SQLiteStore(Store):
                 for row, mark in zip(batch.rows, batch.marked, strict=True)
             ],
         )
-        crashpoint("between events and head")
-        if head.view is batch.before.view and head.epoch == batch.before.epoch:
-            db.execute(MOVE_PLAIN, (head.head, head.hash, head.tokens, head.updated_at, number))
-        else:
-            db.execute(MOVE, (*_head_columns(head), number))
         if batch.names:
             db.executemany(ADD_NAME, [(number, name.encode(), seq, ref) for name, seq, ref in batch.names])
-        if not batch.simple:
-            self._write_rest(db, number, batch)
 
     def _write_rest(self, db: Connection, number: int, batch: Batch) -> None:
         if batch.blobs:
@@ -203,8 +209,6 @@ class SQLiteStore(Store):
             db.execute(ADD_ONCE, (number, key.encode(), once.digest, once.first, once.last, batch.outcome.at))
         if batch.snapshot is not None:
             db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
-        for column, value in session_columns(batch.session or {}).items():
-            db.execute(SET_SESSION[column], (value, number))
         if batch.claim is not None:
             expires = self.ids.elapsed() + batch.claim.seconds
             db.execute(TAKE_LEASE, (number, batch.head.epoch, batch.claim.holder, boot_id(), expires))
@@ -224,24 +228,17 @@ class SQLiteStore(Store):
         fork: Fork | None = None,
     ) -> Log:
         asked = request(drafts, limits=self.limits)
-        start = None if fork is None else self.view(fork.parent, fork.at)
 
         def job(db: Connection) -> Log:
-            now = self.ids.now()
-            uid = self.ids.new()
-            if fork is None or start is None:
-                log = self._add_log(db, kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
-            else:
-                parent = fork.parent
-                found = None
-                for number, _first, last in parent.segments(fork.at, fork.at):
-                    found = one(db, AT, (number << SHIFT | last,))
-                if found is None or _head(db, parent.number) is None:
-                    raise SessionNotFound(parent.id)
-                head = forked_head(start, at_seq=fork.at, hash=found[0], tokens=found[1], now=now)
-                log = self._add_log(db, kind, id, uid, parent.origin, now, head, (user_id, app_name), fork)
-            self._append(db, log.number, id, asked)
-            return log
+            if one(db, TAKEN, (self.tenant, kind, id)) is not None:
+                raise SessionExists(id)
+            now, uid = self.ids.now(), self.ids.new()
+            if fork is not None and one(db, ALIVE, (fork.parent.number,)) is None:
+                raise SessionNotFound(fork.parent.id)
+            log = new_log(0, uid, uid if fork is None else fork.parent.origin, kind, id, now, (user_id, app_name), fork)
+            before = first_head(uid, now) if fork is None else forked_head(fork, now)
+            batch = plan(id, before, asked, lease=None, at=self.ids.now(), random=self.ids.random)
+            return self._add_log(db, log, before, [batch])
 
         return self.file.write(job)
 
@@ -255,42 +252,39 @@ class SQLiteStore(Store):
         draft: Draft,
         **of: str | None,
     ) -> Log:
+        asked = request([draft], limits=self.limits)
+
         def job(db: Connection) -> Log:
+            if one(db, TAKEN, (self.tenant, kind, id)) is not None:
+                raise SessionExists(id)
             now, uid = self.ids.now(), self.ids.new()
-            log = self._add_log(
-                db, kind, id, uid, origin, now, first_head(origin, now), (of.get("user_id"), of.get("app_name")), None
-            )
-            for batch in replay(first_head(origin, now), rows, blobs):
-                self._write(db, log.number, batch)
-            self._append(db, log.number, id, request([draft], limits=self.limits))
-            return log
+            log = new_log(0, uid, origin, kind, id, now, (of.get("user_id"), of.get("app_name")), None)
+            before = first_head(origin, now)
+            batches = list(replay(before, rows, blobs))
+            end = batches[-1].head if batches else before
+            batches.append(plan(id, end, asked, lease=None, at=self.ids.now(), random=self.ids.random))
+            return self._add_log(db, log, before, batches)
 
         return self.file.write(job)
 
-    def _add_log(
-        self,
-        db: Connection,
-        kind: str,
-        id: str,
-        uid: str,
-        origin: str,
-        now: int,
-        head: Head,
-        owner: tuple[str | None, str | None],
-        fork: Fork | None,
-    ) -> Log:
-        if one(db, FIND, (self.tenant, kind, id)) is not None:
-            raise SessionExists(id)
-        log = new_log(0, uid, origin, kind, id, now, owner, fork)
-        packed = ancestry_bytes(log.ancestry)
-        added = one(db, ADD_LOG, (uid, origin, self.tenant, kind, id, log.base, packed, now, *_head_columns(head)))
+    def _add_log(self, db: Connection, log: Log, before: Head, batches: Sequence[Batch]) -> Log:
+        """Insert a log as its first batches leave it, and what they bring."""
+        head = batches[-1].head
+        changed: dict[str, Any] = {}
+        for batch in batches:
+            changed |= batch.session or {}
+        values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
+        added = one(db, ADD_LOG, (*values, log.created_at, *_head_columns(head)))
         assert added is not None
-        log = replace(log, number=added[0])
-        if kind == "session":
-            db.execute(ADD_SESSION, session_row(log, self.tenant, head))
+        log = log._replace(number=added[0])
+        if log.kind == "session":
+            db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed))
         if log.ancestry:
             db.executemany(ADD_LINEAGE, [(ancestor, log.number) for ancestor, _ in log.ancestry])
-            db.execute(ADD_SNAPSHOT, (log.number, log.base, head.view))
+            db.execute(ADD_SNAPSHOT, (log.number, log.base, before.view))
+        for batch in batches:
+            self._write_events(db, log.number, batch)
+            self._write_rest(db, log.number, batch)
         return log
 
     def remove(self, kind: str, id: str) -> bool:

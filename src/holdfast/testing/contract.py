@@ -29,7 +29,7 @@ from holdfast.errors import (
     TurnOpen,
 )
 from holdfast.log.events import Draft, Event, Row
-from holdfast.stores.base import Fork, Log, Store
+from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder
 from holdfast.stores.plan import Appended
 
@@ -390,7 +390,7 @@ class StoreContract:
 
     def forked(self, store: Store, parent: Log, id: str, at: int) -> Log:
         draft = Draft(type="session.forked", data={"parent": parent.id, "at": at})
-        return store.create("session", id, [draft], fork=Fork(parent=parent, at=at))
+        return store.create("session", id, [draft], fork=store.fork_point(parent, at))
 
     # -- many at once ----------------------------------------------------------------------------------------------
 

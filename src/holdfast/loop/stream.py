@@ -1,0 +1,99 @@
+"""What a stream tells while a turn goes on. Text and argument deltas come from the model as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.log.messages import Part
+from holdfast.models.base import InputJSONDelta, TextDelta, ThinkingDelta, Usage
+
+if TYPE_CHECKING:
+    from holdfast.loop.response import Response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageStart:
+    """The model is asked; `step` counts from 1."""
+
+    run_id: str
+    step: int
+    type = "message_start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentBlockStart:
+    index: int
+    content_block: Part
+    type = "content_block_start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentBlockStop:
+    index: int
+    type = "content_block_stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageDelta:
+    stop_reason: str
+    usage: Usage
+    type = "message_delta"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageStop:
+    """The reply is complete and stored."""
+
+    type = "message_stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolProgress:
+    call_id: str
+    text: str
+    type = "tool_progress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolReturned:
+    call_id: str
+    name: str
+    content: str
+    is_error: bool
+    type = "tool_result"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDone:
+    """The last event: the turn has its answer, or waits for a person."""
+
+    usage: Usage
+    steps: int
+    response: Response = field(repr=False)
+    type = "done"
+
+
+StreamEvent = (
+    MessageStart
+    | ContentBlockStart
+    | TextDelta
+    | ThinkingDelta
+    | InputJSONDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | ToolProgress
+    | ToolReturned
+    | TurnDone
+)
+
+
+def to_dict(event: StreamEvent) -> dict[str, Any]:
+    """A stream event as JSON has it."""
+    found: dict[str, Any] = {"type": event.type}
+    for name in event.__dataclass_fields__:
+        value = getattr(event, name)
+        if name != "response":
+            found[name] = value.to_dict() if isinstance(value, Usage) else value
+    return found

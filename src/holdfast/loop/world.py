@@ -1,0 +1,430 @@
+"""What a turn acts on: the log with its lease, the model, the tools. Both drivers share everything that does not wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import AgentError, ApprovalPending, LifecycleError, TurnParked
+from holdfast.ids import crashpoint
+from holdfast.log import codec
+from holdfast.log.events import MESSAGE_TYPES, Draft
+from holdfast.log.messages import Message
+from holdfast.log.view import MOVES, View, view_of
+from holdfast.loop.output import OutputShape
+from holdfast.loop.prompt import WINDOW_SHARE, facts_text, filled, history_of, loose_ends, names_in, own_events
+from holdfast.loop.response import Pending, Response
+from holdfast.loop.toolrun import Batch
+from holdfast.loop.tools import BadArguments, Tool, ToolContext
+from holdfast.loop.turn import Call, Rules, Work, settlement, tool_calls_of
+from holdfast.models.base import Model, ModelRequest, ToolSpec, Usage, repaired
+from holdfast.policy.budget import Budget
+from holdfast.stores.base import Log, Store
+from holdfast.stores.lease import Claim, holder, lease_seconds
+from holdfast.stores.plan import Head
+from holdfast.stores.portable import message_draft, message_of
+from holdfast.stores.renewal import Renewal
+
+NO_CONTEXT = ToolContext()  # for tools that do not ask for one
+MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The agent, as the loop needs it."""
+
+    name: str | None
+    model: Model
+    tools: Mapping[str, Tool]
+    instructions: str | None
+    max_steps: int
+    timeout: float
+    output_key: str | None = None
+    extract: Callable[[Response], Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens, stop, tool_choice
+
+
+class World:
+    """One turn's access to everything. Made by `begin` or `resume`; used by one driver; over with the turn."""
+
+    def __init__(
+        self,
+        store: Store,
+        log: Log,
+        settings: Settings,
+        *,
+        session: object,
+        temp: dict[str, Any],
+        shape: OutputShape | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.store, self.log, self.settings, self.session, self.temp = store, log, settings, session, temp
+        self.shape = shape
+        self.options = {**settings.options, **(options or {})}
+        self.work = Work(run=store.ids.new())
+        self.epoch = 0
+        self.renewal: Renewal | None = None
+        self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
+        self._history: list[Message] = []
+        self._system: list[str] = []
+        self._first_seq = 0
+        self._usage_before: dict[str, int] = {}
+        self._turns_before = 0
+        self._budget: Budget | None = None
+        self._specs = [
+            ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
+            for tool in settings.tools.values()
+        ]
+        self._began = store.ids.elapsed()
+
+    # -- beginning -------------------------------------------------------------------------------------------------
+
+    def open_with(self, message: Message, metadata: Mapping[str, Any] | None) -> list[Draft] | None:
+        """Get ready to ask `message`: the events of the first append, which also takes the lease; None if somebody else
+        is at work. A turn that a crash left behind is settled first."""
+        head = self.store.head(self.log)
+        view = view_of(head.view)
+        self._refuse(view)
+        settled: list[Draft] = []
+        if view.turn is not None:
+            lease = self.store.lease(self.log)
+            if lease is not None and lease.alive:
+                return None
+            settled = settlement(self._work_of(view, head))
+        started: dict[str, Any] = {"agent": self.settings.name, "options": self._stored_options()}
+        if metadata:
+            started["metadata"] = dict(metadata)
+        question = message_draft(message, self.store.limits, run=self.work.run)
+        drafts = [*settled, Draft(type="turn.started", run=self.work.run, data=started), question]
+        self._prepare(head, view)
+        if settled:  # what was settled is history now: read it as the next turn will see it
+            self._claim(settled, head)
+            head = self.store.head(self.log)
+            self._prepare(head, view_of(head.view))
+            drafts = drafts[len(settled) :]
+            self.store.append(self.log, drafts, epoch=self.epoch)
+            drafts = []
+        self.work.take("turn.started", started)
+        self.work.take("message.added", question.data, message)
+        self._head = head
+        return drafts
+
+    def reopen(self) -> bool:
+        """Take up the unfinished turn; False if there is none. Raises if it waits for a person, or is parked."""
+        head = self.store.head(self.log)
+        view = view_of(head.view)
+        turn = view.turn
+        if turn is None:
+            return False
+        if view.life != "live":
+            raise LifecycleError("resume a turn of", status=view.status, legal=MOVES[view.status])
+        if turn.pending:
+            raise ApprovalPending(self.log.id, sorted(turn.pending))
+        if turn.parked or turn.attempts >= MAX_ATTEMPTS:
+            self._park(view, head)
+        self.work = self._work_of(view, head)
+        self.options |= {name: value for name, value in self.work.options.items() if name != "schema"}
+        if self.shape is None and "schema" in self.work.options:
+            self.shape = OutputShape(self.work.options["schema"])
+        self._prepare(head, view)
+        self._claim([Draft(type="turn.resumed", run=turn.run)], head)
+        return True
+
+    def _park(self, view: View, head: Head) -> None:
+        turn = view.turn
+        assert turn is not None
+        if not turn.parked:
+            self.store.append(self.log, [Draft(type="turn.parked", run=turn.run)], expected=head.head)
+        raise TurnParked(self.log.id, turn.attempts)
+
+    def _refuse(self, view: View) -> None:
+        if view.life != "live":
+            raise LifecycleError("run", status=view.status, legal=MOVES[view.status])
+        if view.turn is not None and view.turn.waiting and view.turn.pending:
+            raise ApprovalPending(self.log.id, sorted(view.turn.pending))
+
+    def _claim(self, drafts: Sequence[Draft], head: Head | None) -> None:
+        seconds = lease_seconds()
+        since = self.store.ids.elapsed()
+        claim = Claim(holder=holder(self.work.run), seconds=seconds)
+        expected = None if head is None else head.head
+        self.epoch = self.store.append(self.log, drafts, claim=claim, expected=expected).epoch
+        self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since)
+        self.renewal.__enter__()
+
+    def _work_of(self, view: View, head: Head) -> Work:
+        """The fold of the open turn's events."""
+        turn = view.turn
+        assert turn is not None
+        work = Work(run=turn.run)
+        for event in own_events(self.store, self.log, turn.run, turn.first, head.head):
+            message = None
+            if event.type in MESSAGE_TYPES:
+                (row,) = self.store.read(self.log, event.seq, event.seq)
+                message = message_of(self.store, self.log, row)
+            work.take(event.type, event.data, message)
+        return work
+
+    def _prepare(self, head: Head, view: View) -> None:
+        """Read what every step of this turn sends: instructions, facts, history."""
+        store, log = self.store, self.log
+        self._usage_before, self._turns_before = dict(view.usage), view.turns
+        budget = store.value(log, "budget")
+        self._budget = None if budget is None else Budget.of(budget)
+        facts = list(store.values(log, "fact/").values())
+        system: str | None = store.value(log, "system")
+        pieces = [self._instructions(), system or "", facts_text(facts), loose_ends(store, log, view.loose)]
+        self._system = [piece for piece in pieces if piece]
+        room = int(self.settings.model.context_window * WINDOW_SHARE)
+        self._history, self._first_seq = history_of(store, log, head, room)
+        self._head = head
+
+    def _instructions(self) -> str:
+        text = self.settings.instructions
+        if text is None:
+            return ""
+        names = names_in(text)
+        state = {name: self.temp[name] for name in names if name in self.temp}
+        for name in names:
+            event = self.store.lookup(self.log, "state/" + name)
+            if event is not None and name not in state:
+                state[name] = self.store.value(self.log, "state/" + name)
+        return filled(text, state)
+
+    def _stored_options(self) -> dict[str, Any]:
+        found = {name: value for name, value in self.options.items() if value is not None}
+        if self.shape is not None:
+            found["schema"] = self.shape.schema
+        return found
+
+    # -- what the loop asks for ------------------------------------------------------------------------------------
+
+    def rules(self) -> Rules:
+        return Rules(
+            run=self.work.run,
+            author=self.settings.name,
+            limits=self.store.limits,
+            max_steps=self.settings.max_steps,
+            shape=self.shape,
+            model_called=self._model_called,
+            refusal=self._refusal,
+            needs_approval=self._needs_approval,
+            is_idempotent=lambda call: call.name in self.settings.tools and self.settings.tools[call.name].idempotent,
+            finished=self._finished,
+        )
+
+    def record(self, drafts: Sequence[Draft], *, last: bool) -> None:
+        """Append events of this turn; the first append takes the lease."""
+        crashpoint("before record")
+        if self.renewal is None:
+            self._claim(drafts, self._head)
+        else:
+            self.renewal.check()
+            self.store.append(self.log, drafts, epoch=self.epoch, release=last)
+        if last:
+            self.close()
+        crashpoint("after record")
+
+    def may_go_on(self) -> bool:
+        """Whether the next model call is allowed; False if the session was paused meanwhile."""
+        if self._budget is not None:
+            usage = dict(self._usage_before)
+            for name, amount in self.work.usage.items():
+                usage[name] = usage.get(name, 0) + amount
+            usage["milliseconds"] = usage.get("milliseconds", 0) + self._elapsed()
+            self._budget.check(usage=usage, turns=self._turns_before)
+        if self.work.steps == 0 and self.renewal is None:
+            return True  # nobody could pause what has not begun
+        return view_of(self.store.head(self.log).view).life == "live"
+
+    def request(self) -> ModelRequest:
+        """What the model is sent now. Always valid: no call without its result, whatever crashed or was pruned."""
+        assert self.renewal is not None
+        self.renewal.check()
+        self.renewal.allow(None if self.settings.timeout is None else self.settings.timeout * 4)
+        self.shown = []
+        options = self.options
+        return ModelRequest(
+            model=self.settings.model.name,
+            system=self._system,
+            messages=repaired([*self._history, *self.work.own]),
+            tools=self._specs,
+            temperature=options.get("temperature"),
+            max_tokens=options.get("max_tokens"),
+            stop=options.get("stop") or (),
+            tool_choice=options.get("tool_choice"),
+            output_schema=None if self.shape is None else self.shape.schema,
+        )
+
+    def batch(self, calls: Sequence[Call]) -> Batch:
+        """The calls as something that can be run."""
+        assert self.renewal is not None
+        self.renewal.check()
+        batch = Batch(self.work.run, self.store.ids)
+        for call in calls:
+            tool = self.settings.tools[call.name]
+            batch.add(call, tool, lambda cancelled, told, call=call: self._context(call, cancelled, told))  # type: ignore[misc]
+        longest = max(one.deadline for one in batch.running)
+        self.renewal.allow(longest - self.store.ids.elapsed() + 1)
+        return batch
+
+    def _context(self, call: Call, cancelled: threading.Event, told: Callable[[str], None]) -> ToolContext:
+        if not self.settings.tools[call.name].wants_context:
+            return NO_CONTEXT
+        work_dir = self.store.info(self.log).work_dir
+        return ToolContext(
+            session=self.session,
+            state=TurnState(self),
+            work_dir=None if work_dir is None else Path(work_dir),
+            idempotency_key=f"{self.log.uid}:{self.work.run}:{call.id}",
+            cancelled=cancelled,
+            on_progress=told,
+        )
+
+    def _model_called(self, work: Work) -> Draft:
+        """What the model is about to be sent: the range of the log, and a name for everything that is not in it."""
+        about = {
+            "system": self._system,
+            "tools": [[spec.name, spec.description, dict(spec.parameters)] for spec in self._specs],
+            "options": self._stored_options(),
+        }
+        context = codec.encode(about, room=codec.WRAPPING)
+        digest = sha256(context).hexdigest()
+        data = {
+            "step": work.steps + 1,
+            "provider": self.settings.model.provider,
+            "model": self.settings.model.name,
+            "from": self._first_seq,
+            "upto": self._head.head,
+            "context": digest,
+        }
+        known: set[str] = getattr(self.session, "_contexts", set())
+        blobs = {} if digest in known else {digest: context}
+        known.add(digest)
+        return Draft(type="model.called", run=work.run, author=self.settings.name, data=data, blobs=blobs)
+
+    def _refusal(self, call: Call) -> str | None:
+        tool = self.settings.tools.get(call.name)
+        if tool is None:
+            known = ", ".join(self.settings.tools) or "none"
+            return f"There is no tool named {call.name!r}. Tools: {known}."
+        try:
+            tool.validate(call.arguments)
+        except BadArguments as error:
+            return str(error)
+        return None
+
+    def _needs_approval(self, call: Call) -> bool:
+        tool = self.settings.tools.get(call.name)
+        return tool is not None and isinstance(call.arguments, dict) and tool.needs_approval(call.arguments)
+
+    def _finished(self, work: Work) -> list[Draft]:
+        drafts: list[Draft] = []
+        answer = work.answer
+        if self.settings.output_key is not None and answer is not None:
+            data = {"name": self.settings.output_key, "value": answer.text}
+            drafts.append(Draft(type="state.set", run=work.run, data=data))
+        drafts += self._extracted()
+        end = {"usage": {"milliseconds": self._elapsed()}}
+        return [*drafts, Draft(type="turn.finished", run=work.run, author=self.settings.name, data=end)]
+
+    def _extracted(self) -> list[Draft]:
+        if self.settings.extract is None:
+            return []
+        found = self.settings.extract(self.response()) or {}
+        drafts = []
+        for name, value in dict(found).items():
+            if name == "facts":
+                for fact in value:
+                    data = {"id": self.store.ids.new(), "text": str(fact), "kind": "fact"}
+                    drafts.append(Draft(type="fact.added", run=self.work.run, data=data))
+            else:
+                drafts.append(Draft(type="state.set", run=self.work.run, data={"name": name, "value": value}))
+        return drafts
+
+    def _elapsed(self) -> int:
+        return int((self.store.ids.elapsed() - self._began) * 1000)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def response(self) -> Response:
+        work = self.work
+        answer = work.answer
+        text = "" if answer is None else answer.text
+        waiting = [call for call in work.unanswered if call.undecided]
+        usage = {name: work.usage.get(name, 0) for name in Usage.__dataclass_fields__}
+        return Response(
+            text=text,
+            output=self.shape.read(text) if self.shape is not None and answer is not None else None,
+            tool_calls=tool_calls_of(work),
+            usage=Usage(**usage),
+            steps=work.steps,
+            messages=list(work.shown),
+            status="finished" if answer is not None else "waiting",
+            pending=[
+                Pending(
+                    call_id=call.id, name=call.name, arguments=call.arguments, payload=call.payload, reason=call.reason
+                )
+                for call in waiting
+            ],
+            run_id=work.run,
+            stop_reason=work.stop_reason,
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the turn ended without an answer, if this process still holds it."""
+        if self.renewal is None or self.work.ended:
+            self.close()
+            return
+        cancelled = isinstance(error, GeneratorExit | KeyboardInterrupt) or type(error).__name__ == "CancelledError"
+        data: dict[str, Any] = {"usage": {"milliseconds": self._elapsed()}}
+        if not cancelled:
+            code = error.code if isinstance(error, AgentError) else "error"
+            data["error"] = {"code": code, "text": _clean(str(error)), "type": type(error).__name__}
+        if self.shown:
+            data["shown"] = _clean("".join(self.shown))
+        end = Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.work.run, data=data)
+        try:
+            self.store.append(self.log, [end], epoch=self.epoch, release=True)
+        except AgentError:
+            pass  # taken over, or the store is away: what is stored tells the truth, and the first error is raised
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if self.renewal is not None:
+            self.renewal.__exit__(None, None, None)
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="replace").decode()[:20_000]
+
+
+class TurnState:
+    """State as a tool sees it: its writes belong to the turn, and are refused once the turn is over or taken over."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def get(self, name: str, default: Any = None, scope: str = "session") -> Any:  # noqa: ANN401 - any JSON
+        session: Any = self._world.session
+        return session.get_state(name, scope=scope, default=default)
+
+    def set(self, name: str, value: Any, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
+        world = self._world
+        if scope == "session":
+            draft = Draft(type="state.set", data={"name": name, "value": value})
+            world.store.append(world.log, [draft], epoch=world.epoch)
+            return
+        if world.renewal is not None:
+            world.renewal.check()
+        session: Any = world.session
+        session.set_state(name, value, scope=scope)
+
+    def delete(self, name: str) -> None:
+        world = self._world
+        world.store.append(world.log, [Draft(type="state.deleted", data={"name": name})], epoch=world.epoch)

@@ -1,0 +1,293 @@
+"""Which providers there are, and `LanguageModel`: the model that a user names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast.errors import AuthenticationFailed, InvalidArgument
+from holdfast.ids import REAL
+from holdfast.models import anthropic, openai
+from holdfast.models.base import Model, ModelEvent, ModelRequest
+from holdfast.models.codec import Codec, Dialect, Endpoint
+from holdfast.models.wire import Wire
+
+DEFAULT_MODEL = "HOLDFAST_MODEL"  # the variable: "openai:gpt-4o"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """One row of the table: where a provider is, which variables configure it, and how it likes to be spoken to."""
+
+    base_url: str
+    keys: tuple[str, ...]
+    url: str
+    codec: Codec = openai
+    dialect: Dialect = field(default_factory=Dialect)
+    needs_key: bool = True
+    context_window: int = 128_000
+
+
+PROVIDERS: dict[str, Provider] = {
+    "openai": Provider(
+        base_url="https://api.openai.com/v1",
+        keys=("OPENAI_API_KEY",),
+        url="OPENAI_BASE_URL",
+        dialect=Dialect(max_tokens_field="max_completion_tokens"),
+    ),
+    "anthropic": Provider(
+        base_url="https://api.anthropic.com",
+        keys=("ANTHROPIC_API_KEY",),
+        url="ANTHROPIC_BASE_URL",
+        codec=anthropic,
+        context_window=200_000,
+    ),
+    "google": Provider(
+        base_url="https://generativelanguage.googleapis.com/v1beta/openai",
+        keys=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+        url="GEMINI_BASE_URL",
+        context_window=1_048_576,
+    ),
+    "ollama": Provider(
+        base_url="http://localhost:11434/v1",
+        keys=("OLLAMA_API_KEY",),
+        url="OLLAMA_BASE_URL",
+        needs_key=False,
+        context_window=8_192,  # what its server reads unless it is told otherwise; the rest it drops in silence
+    ),
+    "groq": Provider(base_url="https://api.groq.com/openai/v1", keys=("GROQ_API_KEY",), url="GROQ_BASE_URL"),
+    "mistral": Provider(
+        base_url="https://api.mistral.ai/v1",
+        keys=("MISTRAL_API_KEY",),
+        url="MISTRAL_BASE_URL",
+        dialect=Dialect(asks_for_usage=False, short_ids=True),
+    ),
+    "openrouter": Provider(
+        base_url="https://openrouter.ai/api/v1", keys=("OPENROUTER_API_KEY",), url="OPENROUTER_BASE_URL"
+    ),
+    "deepseek": Provider(
+        base_url="https://api.deepseek.com/v1",
+        keys=("DEEPSEEK_API_KEY",),
+        url="DEEPSEEK_BASE_URL",
+        dialect=Dialect(structured="json", needs_reasoning=True),
+    ),
+    "xai": Provider(base_url="https://api.x.ai/v1", keys=("XAI_API_KEY",), url="XAI_BASE_URL", context_window=131_072),
+    "together": Provider(base_url="https://api.together.xyz/v1", keys=("TOGETHER_API_KEY",), url="TOGETHER_BASE_URL"),
+}
+
+# By the beginning of a model's name; the longest that fits. Where newer models may have more, the smaller number
+# stands: it costs an early compaction, the larger one a refused request.
+CONTEXT_WINDOWS: dict[str, int] = {
+    "gpt-3.5": 16_385,
+    "gpt-4": 8_192,
+    "gpt-4-turbo": 128_000,
+    "gpt-4o": 128_000,
+    "gpt-4.1": 1_047_576,
+    "gpt-5": 400_000,
+    "gpt-6": 400_000,
+    "o1": 200_000,
+    "o3": 200_000,
+    "o4": 200_000,
+    "claude-": 200_000,
+    "claude-fable-5": 1_000_000,
+    "claude-haiku-5": 1_000_000,
+    "claude-mythos-5": 1_000_000,
+    "claude-opus-5": 1_000_000,
+    "claude-sonnet-5": 1_000_000,
+    "gemini-": 1_048_576,
+    "deepseek-": 128_000,
+    "grok-4": 256_000,
+    "llama-3": 128_000,
+    "mistral-": 128_000,
+}
+
+
+def parse_name(name: str) -> tuple[str, str]:
+    """Provider and model of "openai:gpt-4o"; what follows the first colon is the model's own name."""
+    provider, colon, model = name.partition(":")
+    if provider in ("echo", "scripted"):
+        return provider, model or provider
+    if not colon or not provider or not model:
+        raise InvalidArgument(f"model {name!r}: write provider and model, for example 'openai:gpt-4o'")
+    return provider, model
+
+
+def context_window_of(provider: str, model: str) -> int:
+    name = model.rsplit("/", 1)[-1]  # some gateways put the maker in front
+    fitting = [begin for begin in CONTEXT_WINDOWS if name.startswith(begin)]
+    row = PROVIDERS.get(provider)
+    if fitting and provider != "ollama":
+        return CONTEXT_WINDOWS[max(fitting, key=len)]
+    return row.context_window if row else 128_000
+
+
+class LanguageModel:
+    """A model by name: `LanguageModel("openai", "gpt-4o")`, `LanguageModel(model="openai:gpt-4o")`, or without
+    arguments the one in HOLDFAST_MODEL.
+
+    Options: `temperature, max_tokens, stop, tool_choice` are defaults for each request; `timeout, max_retries, headers,
+    context_window, structured, ids` are about the connection; any other goes into the provider's request as it is.
+    """
+
+    def __init__(
+        self,
+        provider: str | None = None,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        **options: Any,  # noqa: ANN401 - those of the provider
+    ) -> None:
+        if base_url is not None:
+            _check_url(base_url, "base_url")
+        self._headers: Mapping[str, str] = options.pop("headers", None) or {}
+        for name, value in self._headers.items():
+            if not _fits_header(name) or not _fits_header(value):
+                raise InvalidArgument(f"header {name!r} has a character that no header can hold: write ASCII, one line")
+        self._given = (provider, model)
+        self._api_key, self._base_url = api_key, base_url
+        self._script = options.pop("script", None)
+        self._window: int | None = options.pop("context_window", None)
+        self._structured = options.pop("structured", None)
+        ids = options.pop("ids", None) or REAL
+        connection = {name: options.pop(name) for name in _CONNECTION if options.get(name) is not None}
+        self._wire = Wire(ids=ids, **connection)
+        self._defaults = {name: options.pop(name) for name in _DEFAULTS if name in options}
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._named: tuple[str, str] | None = None
+        self._local: Model | None = None
+        if provider is not None or model is not None:
+            self._resolved()  # a wrong name is told at once; a missing key, or no name at all, with the first call
+
+    @property
+    def provider(self) -> str:
+        return self._resolved()[0]
+
+    @property
+    def name(self) -> str:
+        return self._resolved()[1]
+
+    @property
+    def context_window(self) -> int:
+        local = self._stand_in()
+        return self._window or (local.context_window if local else context_window_of(*self._resolved()))
+
+    def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
+        request = self._completed(request)
+        local = self._stand_in()
+        if local is not None:
+            return local.stream(request)
+        return self._wire.stream(self._codec(), request, self.endpoint())
+
+    def stream_async(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        request = self._completed(request)
+        local = self._stand_in()
+        if local is not None:
+            return local.stream_async(request)
+        return self._wire.stream_async(self._codec(), request, self.endpoint())
+
+    def close(self) -> None:
+        """Close this process's connections; the model can still be used, and opens new ones."""
+        self._wire.close()
+
+    async def close_async(self) -> None:
+        await self._wire.close_async()
+
+    def endpoint(self) -> Endpoint:
+        """Where requests go, as the environment says now. Raises if a key is missing."""
+        provider = self.provider
+        row = PROVIDERS.get(provider)
+        base_url, key, needs_key = self._base_url, self._api_key, False
+        if row is not None:
+            base_url = base_url or os.environ.get(row.url) or row.base_url
+            key = key or next((os.environ[name] for name in row.keys if os.environ.get(name)), None)
+            needs_key = row.needs_key and base_url == row.base_url
+        assert base_url is not None
+        _check_url(base_url, row.url if row else "base_url")
+        if row is not None and needs_key and not key:
+            text = f"no API key for {provider}: set {row.keys[0]}, or pass api_key="
+            raise AuthenticationFailed(text, provider=provider)
+        if key is not None and (not _fits_header(key) or " " in key):
+            text = f"the API key for {provider} has a character that no key has (a line end or a space?): set it again"
+            raise AuthenticationFailed(text, provider=provider)
+        dialect = row.dialect if row else Dialect()
+        if self._structured is not None:
+            dialect = replace(dialect, structured=self._structured)
+        return Endpoint(provider=provider, base_url=base_url, api_key=key, headers=self._headers, dialect=dialect)
+
+    def __repr__(self) -> str:
+        provider, model = self._named or self._given
+        return f"LanguageModel({f'{provider}:{model}' if provider or model else ''!r})"
+
+    def _codec(self) -> Codec:
+        row = PROVIDERS.get(self.provider)
+        return row.codec if row else openai
+
+    def _resolved(self) -> tuple[str, str]:
+        if self._named is None:
+            self._named = self._resolve(*self._given)
+        return self._named
+
+    def _resolve(self, provider: str | None, model: str | None) -> tuple[str, str]:
+        if provider is None and model is None:
+            name = os.environ.get(DEFAULT_MODEL)
+            if not name:
+                text = f"no model is configured: set {DEFAULT_MODEL}=openai:gpt-4o, or pass provider= and model="
+                raise InvalidArgument(text)
+            provider, model = parse_name(name)
+        elif provider is None:
+            assert model is not None
+            is_bare = self._base_url is not None and model.partition(":")[0] not in (*PROVIDERS, *_LOCAL)
+            provider, model = ("custom", model) if is_bare else parse_name(model)
+        elif model is None:
+            if provider not in _LOCAL:
+                raise InvalidArgument(f"which model of {provider}? Pass model=, or model='{provider}:...'")
+            model = provider
+        else:
+            model = model.removeprefix(f"{provider}:")
+        if provider not in PROVIDERS and provider not in _LOCAL and self._base_url is None:
+            known = ", ".join([*PROVIDERS, *_LOCAL])
+            raise InvalidArgument(f"unknown provider {provider!r}: use one of {known}, or pass base_url=")
+        if self._script is not None and provider != "scripted":
+            raise InvalidArgument("script= is for provider='scripted'")
+        return provider, model
+
+    def _stand_in(self) -> Model | None:
+        provider = self.provider
+        if self._local is None and provider in _LOCAL:
+            from holdfast.models.echo import EchoModel
+            from holdfast.models.scripted import ScriptedModel
+
+            self._local = EchoModel() if provider == "echo" else ScriptedModel(self._script or [])
+        return self._local
+
+    def _completed(self, request: ModelRequest) -> ModelRequest:
+        """The request with what it leaves open filled in."""
+        changes: dict[str, Any] = {name: value for name, value in self._defaults.items() if not _is_set(request, name)}
+        if not request.model:
+            changes["model"] = self.name
+        if self._options:
+            changes["options"] = self._options | dict(request.options)
+        return replace(request, **changes) if changes else request
+
+
+_LOCAL = ("echo", "scripted")
+_CONNECTION = ("timeout", "max_retries", "max_seconds", "max_wait", "max_bytes")
+_DEFAULTS = ("temperature", "max_tokens", "stop", "tool_choice")
+
+
+def _fits_header(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _is_set(request: ModelRequest, name: str) -> bool:
+    return getattr(request, name) not in (None, ())
+
+
+def _check_url(url: str, what: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidArgument(f"{what} is not a URL: write it like https://host/v1")

@@ -1,0 +1,731 @@
+"""Sections 1, 2, 8 and 14 of the promises: turns, tools, approvals, budgets. Each four ways, on every store."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import gc
+import threading
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import pytest
+from pydantic import BaseModel
+from scenarios.ways import WAYS, Ask, asking, resuming
+
+from holdfast import Agent, Budget, Image, Interrupt, Message, Response, Session, ToolContext, Usage, aio, tool
+from holdfast.errors import (
+    AgentError,
+    ApprovalPending,
+    BudgetExceeded,
+    InvalidArgument,
+    LifecycleError,
+    MaxStepsExceeded,
+    MissingState,
+    NothingPending,
+    ProviderUnavailable,
+    SchemaValidationError,
+    SessionBusy,
+    StaleEpoch,
+)
+from holdfast.models.base import ModelRequest
+from holdfast.stores.base import Store
+from holdfast.testing import call, error
+from holdfast.testing.contract import together
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def ask(way: str) -> Ask:
+    return asking(way)
+
+
+def scripted(*script: Any, **options: Any) -> Agent:
+    return Agent(provider="scripted", script=list(script), **options)
+
+
+def roles(session: Session) -> list[str]:
+    return [message.role for message in session.messages]
+
+
+def types(session: Session) -> list[str]:
+    return [event.type for event in session.events(limit=None)]
+
+
+@tool
+def get_user_orders(user_id: str) -> str:
+    """Get orders for a user."""
+    return f"orders of {user_id}: tea, milk"
+
+
+# -- turns -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_with_a_tool_is_recorded_whole(store: Store, ask: Ask) -> None:
+    agent = scripted(
+        call("get_user_orders", {"user_id": "alice"}), "You ordered tea.", name="shop", tools=[get_user_orders]
+    )
+    session = agent.session(store=store)
+    response = ask(session, "What did I order?", temperature=0.7, max_tokens=500)
+    assert (response.text, response.status, response.steps) == ("You ordered tea.", "finished", 2)
+    assert [(c.name, c.arguments) for c in response.tool_calls] == [("get_user_orders", {"user_id": "alice"})]
+    assert response.usage.input_tokens > 0
+    assert session.usage == response.usage
+    assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant"]
+    assert roles(session) == ["user", "assistant", "tool", "assistant"]
+    assert session.messages[2].text == "orders of alice: tea, milk"
+    assert session.messages[3].author == "shop"
+    assert session.status == "active"
+    assert types(session) == [
+        "session.created", "turn.started", "message.added", "model.called", "model.replied", "tool.called",
+        "tool.returned", "model.called", "model.replied", "turn.finished",
+    ]  # fmt: skip
+    assert session.verify()
+    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.lease(session._log) is None
+
+
+def test_a_turn_with_one_call_is_four_commits(store: Store, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = scripted(call("get_user_orders", {"user_id": "a"}), "done", tools=[get_user_orders])
+    session = agent.session(store=store)
+    appends: list[list[str]] = []
+    real = type(store).append
+
+    def counted(self: Store, log: Any, drafts: Any, **options: Any) -> Any:
+        appends.append([draft.type for draft in drafts])
+        return real(self, log, drafts, **options)
+
+    monkeypatch.setattr(type(store), "append", counted)
+    ask(session, "go")
+    assert appends == [
+        ["turn.started", "message.added", "model.called"],
+        ["model.replied", "tool.called"],
+        ["tool.returned", "model.called"],
+        ["model.replied", "turn.finished"],
+    ]
+
+
+def test_a_session_remembers(store: Store, ask: Ask) -> None:
+    agent = Agent(provider="echo")
+    session = agent.session(store=store)
+    ask(session, "My name is Alice")
+    response = ask(session, "What do you know about me?")
+    assert "Alice" in response.text
+
+
+def test_the_model_sees_system_facts_history_and_the_question_at_every_step(store: Store, ask: Ask) -> None:
+    seen: list[ModelRequest] = []
+
+    def look(request: ModelRequest) -> Any:
+        seen.append(request)
+        return call("get_user_orders", {"user_id": "a"}) if len(seen) == 1 else "fine"
+
+    agent = scripted(look, look, look, instructions="Be brief.", tools=[get_user_orders])
+    session = agent.session(
+        store=store, system="You sell tea.", messages=[Message.user("hi"), Message.assistant("hello")]
+    )
+    session.facts.add("ships to Bremen", kind="decision")
+    ask(session, Message.user("and now?", Image(url="https://example.com/a.png")))
+    assert seen[0].system_texts == ["Be brief.", "You sell tea.", "What is known:\n- decision: ships to Bremen"]
+    assert [m.text for m in seen[0].messages] == ["hi", "hello", "and now?"]
+    assert seen[0].messages[-1].parts[1] == Image(url="https://example.com/a.png")
+    assert [m.role for m in seen[1].messages] == ["user", "assistant", "user", "assistant", "tool"]
+    assert seen[1].messages[2].text == "and now?"
+    assert [spec.name for spec in seen[0].tools] == ["get_user_orders"]
+
+
+def test_a_failed_turn_raises_and_leaves_the_messages_as_they_were(store: Store, ask: Ask) -> None:
+    agent = scripted("first", error("the provider is down"), "after", tools=[get_user_orders])
+    session = agent.session(store=store)
+    ask(session, "one")
+    with pytest.raises(ProviderUnavailable):
+        ask(session, "two")
+    assert [m.text for m in session.messages] == ["one", "first"]
+    failed = session.events(types="turn.failed")[0]
+    assert failed.data["error"]["code"] == "provider_unavailable"
+    assert store.lease(session._log) is None
+    assert ask(session, "three").text == "after"
+
+
+def test_the_next_prompt_names_effects_of_a_failed_turn(store: Store, ask: Ask) -> None:
+    seen: list[ModelRequest] = []
+
+    def last(request: ModelRequest) -> str:
+        seen.append(request)
+        return "ok"
+
+    agent = scripted(call("get_user_orders", {"user_id": "a"}), error("down"), last, last, tools=[get_user_orders])
+    session = agent.session(store=store)
+    with pytest.raises(ProviderUnavailable):
+        ask(session, "one")
+    ask(session, "two")
+    assert "get_user_orders" in seen[0].system_texts[-1]
+    assert "already finished" in seen[0].system_texts[-1]
+    ask(session, "three")
+    assert seen[1].system_texts == []
+
+
+def test_too_many_steps_fail_the_turn(store: Store, ask: Ask) -> None:
+    agent = Agent(
+        provider="scripted",
+        script=lambda request: call("get_user_orders", {"user_id": "a"}),
+        max_steps=3,
+        tools=get_user_orders,
+    )
+    session = agent.session(store=store)
+    with pytest.raises(MaxStepsExceeded) as caught:
+        ask(session, "go")
+    assert caught.value.steps == 3
+    assert session.messages == []
+
+
+def test_stream_shows_text_as_it_comes(store: Store) -> None:
+    session = scripted("Once upon a time there was a log.").session(store=store)
+    text = ""
+    kinds = []
+    for event in session.stream("Write a story"):
+        kinds.append(event.type)
+        if event.type == "text_delta":
+            text += event.text
+    assert text == "Once upon a time there was a log."
+    assert kinds[0] == "message_start"
+    assert kinds[-2:] == ["message_stop", "done"]
+    assert roles(session) == ["user", "assistant"]
+
+
+async def test_stream_async_works_with_and_without_the_inner_await(store: Store) -> None:
+    session = scripted("one", "two").session(store=store)
+    first = [event.text async for event in await session.stream_async("a") if event.type == "text_delta"]
+    second = [event.text async for event in session.stream_async("b") if event.type == "text_delta"]
+    assert ("".join(first), "".join(second)) == ("one", "two")
+
+
+def test_breaking_out_of_a_stream_cancels_the_turn(store: Store) -> None:
+    session = scripted("a long answer that nobody reads", "next").session(store=store)
+    for event in session.stream("go"):
+        if event.type == "text_delta":
+            break
+    del event
+    gc.collect()
+    assert session.run("again").text == "next"
+    assert roles(session) == ["user", "assistant"]
+    cancelled = session.events(types="turn.cancelled")
+    assert [event.data["shown"] for event in cancelled] == ["a long a"]
+
+
+def test_a_new_turn_closes_an_abandoned_stream_first(store: Store) -> None:
+    session = scripted("a long answer that nobody reads", "next").session(store=store)
+    stream = session.stream("go")
+    assert [next(stream).type for _ in range(3)][-1] == "text_delta"
+    assert session.run("again").text == "next"
+    assert types(session).count("turn.cancelled") == 1
+    assert list(stream) == []
+
+
+async def test_a_cancelled_task_cancels_the_turn_and_frees_the_session(store: Store) -> None:
+    @tool
+    async def forever() -> str:
+        started.set()
+        await asyncio.sleep(3600)
+        return "never"
+
+    started = asyncio.Event()
+    session = scripted(call("forever"), "next", tools=[forever]).session(store=store)
+    task = asyncio.create_task(session.run_async("go"))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert types(session)[-1] == "turn.cancelled"
+    assert store.lease(session._log) is None
+    assert (await session.run_async("again")).text == "next"
+
+
+def test_turns_of_two_threads_happen_one_after_the_other(store: Store) -> None:
+    agent = Agent(provider="scripted", script=lambda request: f"answer to {request.messages[-1].text}")
+    session = agent.session("shared", store=store)
+    together(*[lambda n=n: agent.session("shared", store=store).run(f"q{n}") for n in range(6)])  # type: ignore[misc]
+    found = [message.text for message in session.messages]
+    assert len(found) == 12
+    for question, answer in zip(found[::2], found[1::2], strict=True):
+        assert answer == f"answer to {question}"
+    assert session.verify()
+
+
+async def test_many_async_turns_of_one_session_wait_without_blocking_each_other(store: Store) -> None:
+    agent = Agent(provider="scripted", script=lambda request: f"answer to {request.messages[-1].text}")
+    session = agent.session(store=store)
+    await asyncio.gather(*[session.run_async(f"q{n}") for n in range(12)])
+    assert len(session) == 24
+
+
+def test_a_waiter_gives_up_after_its_timeout(store: Store, way: str) -> None:
+    session = scripted("slow answer").session("s", store=store)
+    stream = session.stream("go")
+    next(stream)
+
+    def other() -> None:
+        with pytest.raises(SessionBusy):
+            asking(way)(scripted("x").session("s", store=store), "me too", timeout=0)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert [event.type for event in stream][-1] == "done"
+    assert roles(session) == ["user", "assistant"]
+
+
+async def test_blocking_calls_work_inside_a_running_loop(store: Store) -> None:
+    @tool
+    async def now() -> str:
+        await asyncio.sleep(0)
+        return "noon"
+
+    session = scripted(call("now"), "It is noon.", tools=[now]).session(store=store)
+    assert session.run("time?").text == "It is noon."  # as in a notebook
+
+
+def test_another_agent_may_answer_and_each_message_names_its_author(store: Store, ask: Ask) -> None:
+    session = scripted("mine", name="one").session(store=store)
+    ask(session, "a")
+    ask(session, "b", agent=scripted("theirs", name="two"))
+    assert [m.author for m in session.messages] == ["user", "one", "user", "two"]
+    other = Agent(provider="scripted", script=["bound"], session=session)
+    assert other.run("c").text == "bound"
+    assert len(session) == 6
+    assert scripted("thrown away").run("x").text == "thrown away"
+
+
+def test_options_of_a_call_reach_the_model(store: Store, ask: Ask) -> None:
+    seen: list[ModelRequest] = []
+    agent = scripted(lambda request: seen.append(request) or "ok", temperature=0.1, max_tokens=9)
+    ask(agent.session(store=store), "x", temperature=0.7, stop=["END"], tool_choice="none", metadata={"trace": "t1"})
+    assert (seen[0].temperature, seen[0].max_tokens, list(seen[0].stop), seen[0].tool_choice) == (
+        0.7,
+        9,
+        ["END"],
+        "none",
+    )
+
+
+async def test_the_awaited_names(store: Store) -> None:
+    agent = aio.Agent(provider="scripted", script=["one", "two", '{"n": 3}', "four"])
+    session = agent.session(store=store)
+    assert (await session.run("a")).text == "one"
+    assert "".join([e.text async for e in session.stream("b") if e.type == "text_delta"]) == "two"  # type: ignore[attr-defined]
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    assert (await session.json("c", schema=schema)).output == {"n": 3}
+    assert (await agent.run("d")).text == "four"
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+@dataclass
+class Receipt:
+    order_id: str
+    cents: int
+
+
+def test_what_a_tool_may_take_and_give(store: Store, ask: Ask) -> None:
+    @tool(idempotent=True, timeout=30, max_result_bytes=262_144)
+    async def charge(order_id: str, cents: int, ctx: ToolContext, size: Size = Size.SMALL) -> Receipt:
+        """Charge an order.
+
+        Args:
+            order_id: which one
+        """
+        ctx.progress(f"charging {cents}")
+        ctx.state.set("last", order_id)
+        assert ctx.idempotency_key.endswith("c1")
+        assert ctx.session.id == session.id
+        assert not ctx.cancelled
+        assert size is Size.LARGE
+        return Receipt(order_id, cents)
+
+    agent = scripted(call("charge", {"order_id": "7", "cents": 5, "size": "large"}, id="c1"), "done", tools=[[charge]])
+    session = agent.session(store=store)
+    ask(session, "pay")
+    assert session.messages[2].text == '{"order_id": "7", "cents": 5}'
+    assert session.state == {"last": "7"}
+
+
+def test_calls_of_one_reply_run_at_the_same_time(store: Store, ask: Ask) -> None:
+    gate = threading.Barrier(3)
+
+    @tool
+    def meet(name: str) -> str:
+        gate.wait(timeout=30)  # passes only if all three are here
+        return name
+
+    names = ["a", "b", "c"]
+    agent = scripted([call("meet", {"name": name}, id=name) for name in names], "all met", tools=[meet])
+    session = agent.session(store=store)
+    assert ask(session, "go").text == "all met"
+    assert sorted(m.text for m in session.messages if m.role == "tool") == names
+
+
+def test_whatever_goes_wrong_with_a_call_is_told_to_the_model(store: Store, ask: Ask) -> None:
+    @tool
+    def broken() -> str:
+        raise RuntimeError("no fuse")
+
+    @tool
+    def leaves() -> str:
+        raise SystemExit(3)
+
+    @tool(max_result_bytes=200)
+    def floods() -> str:
+        return "x" * 100_000
+
+    @tool
+    def bytes_() -> bytes:
+        return b"\0"
+
+    agent = scripted(
+        [
+            call("nobody", {}, id="1"),
+            call("get_user_orders", {"user": 3}, id="2"),
+            call("get_user_orders", "not json", id="3"),
+            call("broken", id="4"),
+            call("leaves", id="5"),
+            call("floods", id="6"),
+            call("bytes_", id="7"),
+        ],
+        "sorry",
+        tools=[get_user_orders, broken, leaves, floods, bytes_],
+    )
+    session = agent.session(store=store)
+    assert ask(session, "go").text == "sorry"
+    results = {m.parts[0].call_id: m for m in session.messages if m.role == "tool"}  # type: ignore[union-attr]
+    assert "no tool named 'nobody'" in results["1"].text
+    assert "user_id" in results["2"].text
+    assert "not JSON" in results["3"].text
+    assert results["4"].text == "RuntimeError: no fuse"
+    assert "stopped" in results["5"].text
+    assert "of 100000 bytes are shown" in results["6"].text
+    assert "bytes" in results["7"].text
+    errors = {id for id, message in results.items() if message.parts[0].is_error}  # type: ignore[union-attr]
+    assert errors == {"1", "2", "3", "4", "5", "7"}
+    cut = next(e for e in session.events(types="tool.returned") if e.data["call_id"] == "6")
+    assert store.blob(session._log, cut.data["whole"]) == b"x" * 100_000
+
+
+def test_a_tool_that_hangs_is_left_behind(store: Store, ask: Ask) -> None:
+    release = threading.Event()
+    noticed = threading.Event()
+
+    @tool(timeout=0.05)
+    def hangs(ctx: ToolContext) -> str:
+        while not ctx.cancelled and not release.wait(0.01):
+            pass
+        if ctx.cancelled:
+            noticed.set()
+        return "late"
+
+    session = scripted(call("hangs"), "gave up", tools=[hangs]).session(store=store)
+    assert ask(session, "go").text == "gave up"
+    assert "may still have taken effect" in session.messages[2].text
+    assert noticed.wait(30)
+    release.set()
+
+
+def test_a_tool_cannot_write_after_its_turn(store: Store, ask: Ask) -> None:
+    kept: list[ToolContext] = []
+
+    @tool
+    def keep(ctx: ToolContext) -> str:
+        kept.append(ctx)
+        ctx.state.set("during", 1)
+        return "ok"
+
+    session = scripted(call("keep"), "done", "again", tools=[keep]).session(store=store)
+    ask(session, "go")
+    ask(session, "another turn")
+    with pytest.raises(StaleEpoch):
+        kept[0].state.set("after", 1)
+    assert session.state == {"during": 1}
+
+
+# -- approvals -------------------------------------------------------------------------------------------------------
+
+paid: list[int] = []
+
+
+@tool(approval="always")
+def pay(cents: int) -> str:
+    """Pay."""
+    paid.append(cents)
+    return f"paid {cents}"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_paid() -> None:
+    paid.clear()
+
+
+def test_an_approved_call_runs(store: Store, way: str) -> None:
+    agent = scripted(call("pay", {"cents": 5}, id="c"), "It is paid.", tools=[pay])
+    session = agent.session("s", store=store)
+    response = asking(way)(session, "pay")
+    assert (response.status, response.text) == ("waiting", "")
+    assert [(p.call_id, p.name, p.arguments) for p in response.pending] == [("c", "pay", {"cents": 5})]
+    assert session.status == "waiting"
+    assert store.lease(session._log) is None
+    with pytest.raises(ApprovalPending):
+        asking(way)(session, "hello?")
+    with pytest.raises(ApprovalPending):
+        resuming(way)(session)
+    elsewhere = Session.open("s", store=store)  # as another process would do it
+    assert [p.call_id for p in elsewhere.pending] == ["c"]
+    with pytest.raises(NothingPending):
+        elsewhere.approve("other")
+    elsewhere.approve("c", actor="boss")
+    with pytest.raises(NothingPending):
+        elsewhere.deny("c")
+    assert paid == []
+    found = resuming(way)(session)
+    assert found is not None
+    assert (found.text, found.status, paid) == ("It is paid.", "finished", [5])
+    assert session.events(types="approval.decided")[0].actor == "boss"
+    assert roles(session) == ["user", "assistant", "tool", "assistant"]
+    assert resuming(way)(session) is None
+
+
+def test_a_denied_call_does_not_run(store: Store, way: str) -> None:
+    agent = scripted(call("pay", {"cents": 5}, id="c"), "Not paid then.", tools=[pay])
+    session = agent.session(store=store)
+    asking(way)(session, "pay")
+    session.deny("c", "too much")
+    found = resuming(way)(session)
+    assert found is not None
+    assert (found.text, paid) == ("Not paid then.", [])
+    assert session.messages[2].text == "A person denied this call: too much"
+
+
+def test_calls_without_approval_run_while_others_wait(store: Store, way: str) -> None:
+    both = [call("get_user_orders", {"user_id": "a"}, id="1"), call("pay", {"cents": 1}, id="2")]
+    session = scripted(both, "done", tools=[get_user_orders, pay]).session(store=store)
+    response = asking(way)(session, "go")
+    assert [p.call_id for p in response.pending] == ["2"]
+    assert types(session).count("tool.returned") == 1
+    session.approve("2")
+    found = resuming(way)(session)
+    assert found is not None
+    assert found.text == "done"
+    assert types(session).count("tool.returned") == 2
+
+
+def test_an_interrupt_asks_a_person_and_runs_the_call_again(store: Store, way: str) -> None:
+    answers: list[str] = []
+
+    @tool
+    def ask_person(ctx: ToolContext) -> str:
+        if not answers:
+            raise Interrupt({"question": "which one?"})
+        return answers[0]
+
+    session = scripted(call("ask_person", id="c"), "ok", tools=[ask_person]).session(store=store)
+    response = asking(way)(session, "go")
+    assert response.status == "waiting"
+    assert session.pending[0].payload == {"question": "which one?"}
+    answers.append("the blue one")
+    session.approve("c")
+    found = resuming(way)(session)
+    assert found is not None
+    assert found.text == "ok"
+    assert session.messages[2].text == "the blue one"
+
+
+# -- structured output -----------------------------------------------------------------------------------------------
+
+
+class Summary(BaseModel):
+    title: str
+    points: list[str]
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
+class Named(TypedDict):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "output"),
+    [
+        (Summary, '{"title": "T", "points": ["a"]}', Summary(title="T", points=["a"])),
+        (Point, '```json\n{"x": 1, "y": 2}\n```', Point(1, 2)),
+        (Named, '{"name": "Ann"}', {"name": "Ann"}),
+        ({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, '{"n": 3}', {"n": 3}),
+    ],
+)
+def test_json_gives_an_instance(store: Store, schema: Any, text: str, output: Any) -> None:
+    session = scripted(text, text).session(store=store)
+    assert session.json("Summarize our conversation", schema=schema).output == output
+    assert asyncio.run(session.json_async("again", schema=schema)).output == output
+
+
+def test_invalid_output_is_repaired_by_asking_again(store: Store, ask: Ask, way: str) -> None:
+    seen: list[ModelRequest] = []
+
+    def good(request: ModelRequest) -> str:
+        seen.append(request)
+        return '{"x": 1, "y": 2}'
+
+    agent = scripted("no json", '{"x": 1}', good, output_schema=Point)
+    session = agent.session(store=store)
+    response = ask(session, "a point, please")
+    assert response.output == Point(1, 2)
+    assert [m.text for m in session.messages] == ["a point, please", '{"x": 1, "y": 2}']
+    assert types(session).count("model.replied") == 3
+    assert "not valid" in seen[0].messages[-1].text
+    assert store.rebuilt_view(session._log) == store.view(session._log)
+
+
+def test_output_that_stays_invalid_fails_the_turn(store: Store) -> None:
+    session = Agent(provider="scripted", script=lambda request: "never json").session(store=store)
+    with pytest.raises(SchemaValidationError) as caught:
+        session.json("x", schema=Point)
+    assert caught.value.tries == 4
+    assert session.messages == []
+    with pytest.raises(InvalidArgument):
+        session.json("x", schema=7)
+    with pytest.raises(InvalidArgument):
+        session.json("x", schema={"tpye": "object"})
+
+
+# -- budgets, lifecycle, state in instructions -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "what"),
+    [
+        (Budget(tokens=1), "tokens"),
+        (Budget(turns=1), "turns"),
+        (Budget(steps=1), "steps"),
+        (Budget(seconds=0), "seconds"),
+        (Budget(cost=1e-9, prices={"input": 1.0, "output": 2.0}), "cost"),
+    ],
+)
+def test_a_budget_is_checked_before_each_model_call(store: Store, ask: Ask, budget: Budget, what: str) -> None:
+    session = scripted("one", "two").session(store=store, budget=budget)
+    if what != "seconds":
+        ask(session, "a")
+    with pytest.raises(BudgetExceeded) as caught:
+        ask(session, "b")
+    assert caught.value.what == what
+    assert caught.value.used >= caught.value.limit
+    assert session.budget == budget
+
+
+def test_cost_follows_from_prices(store: Store) -> None:
+    session = scripted("one").session(store=store, budget={"prices": {"input": 1_000_000.0, "output": 0.0}})
+    session.run("a")
+    assert session.cost == session.usage.input_tokens
+    assert isinstance(session.usage, Usage)
+    for bad in ({"tokens": -1}, {"cost": 1.0}, {"prices": {"gold": 1.0}}, {"dollars": 3}):
+        with pytest.raises(InvalidArgument):
+            Session(store=store, budget=bad)
+
+
+def test_a_paused_closed_or_archived_session_refuses_to_run(store: Store, ask: Ask) -> None:
+    session = scripted("one").session(store=store)
+    for move in ("pause", "close", "archive"):
+        getattr(session, move)()
+        with pytest.raises(LifecycleError):
+            ask(session, "x")
+    session.reopen()
+    assert ask(session, "x").text == "one"
+
+
+def test_a_pause_takes_effect_at_the_next_step(store: Store, way: str) -> None:
+    @tool
+    def pauses(ctx: ToolContext) -> str:
+        ctx.session.pause("lunch")
+        return "ok"
+
+    session = scripted(call("pauses"), "after lunch", tools=[pauses]).session(store=store)
+    response = asking(way)(session, "go")
+    assert response.status == "waiting"
+    assert (session.status, session.messages) == ("paused", [])
+    found = resuming(way)(session)
+    assert found is not None
+    assert found.text == "after lunch"
+    assert roles(session) == ["user", "assistant", "tool", "assistant"]
+
+
+def test_instructions_read_state_and_output_key_writes_it(store: Store, ask: Ask) -> None:
+    seen: list[str] = []
+
+    def improve(request: ModelRequest) -> str:
+        seen.append(request.system_texts[0])
+        return "better"
+
+    writer = scripted("a <b>draft</b>", output_key="writing.draft")
+    editor = scripted(improve, instructions="Improve: {writing.draft} {{really}}")
+    session = writer.session(store=store)
+    ask(session, "write")
+    assert session.get_state("writing.draft") == "a <b>draft</b>"
+    ask(session, "improve", agent=editor)
+    assert seen == ["Improve: a <b>draft</b> {really}"]
+    with pytest.raises(MissingState, match="missing"):
+        ask(session, "x", agent=scripted("x", instructions="{missing}"))
+    with pytest.raises(MissingState):
+        ask(session, "x", agent=scripted("x", instructions="{writing.__class__}"))
+
+
+def test_extract_stores_what_it_finds_in_the_append_that_finishes_the_turn(store: Store, ask: Ask) -> None:
+    def find(response: Response) -> dict[str, Any]:
+        return {"mood": response.text, "facts": ["Alice is happy"]}
+
+    session = scripted("happy", extract=find).session(store=store)
+    ask(session, "how am I?")
+    assert session.state == {"mood": "happy"}
+    assert [fact.text for fact in session.facts.all()] == ["Alice is happy"]
+
+
+def test_an_agent_says_what_is_wrong_with_it() -> None:
+    for bad in (
+        {"model": "gpt-4o"},
+        {"provider": "nobody", "model": "x"},
+        {"model": object()},
+        {"instructions": "a", "system": "b"},
+        {"provider": "echo", "max_steps": 0},
+        {"provider": "echo", "tools": [7]},
+    ):
+        with pytest.raises(AgentError):
+            Agent(**bad)  # type: ignore[arg-type]
+
+
+def test_history_is_bounded_by_the_window_of_the_model(store: Store, ask: Ask) -> None:
+    seen: list[ModelRequest] = []
+    agent = scripted(lambda request: seen.append(request) or "ok")
+    session = agent.session(store=store)
+    session.add_messages([Message.user("x" * 100_000) for _ in range(12)])
+    ask(session, "and?")
+    assert 1 < len(seen[0].messages) < 8
+    assert seen[0].messages[-1].text == "and?"
+
+
+def test_what_the_model_was_sent_is_named_by_the_log(store: Store, ask: Ask) -> None:
+    session = scripted("one", "two", instructions="Be kind.").session(store=store)
+    ask(session, "a")
+    ask(session, "b")
+    calls = session.events(types="model.called")
+    assert [(event.data["from"], event.data["upto"]) for event in calls] == [(2, 1), (3, 6)]
+    assert b"Be kind." in store.blob(session._log, calls[0].data["context"])
