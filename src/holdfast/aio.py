@@ -53,6 +53,7 @@ class Session(_Session):
     json = _Session.json_async  # type: ignore[assignment]
     pause = _Session.pause_async  # type: ignore[assignment]
     reopen = _Session.reopen_async  # type: ignore[assignment]
+    replay = _Session.replay_async  # type: ignore[assignment]
     resume = _Session.resume_async  # type: ignore[assignment]
     run = _Session.run_async  # type: ignore[assignment]
     search = _Session.search_async  # type: ignore[assignment]

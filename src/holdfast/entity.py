@@ -12,11 +12,11 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from holdfast.errors import InvalidArgument, SessionBusy, SessionExists
+from holdfast.errors import InvalidArgument, SessionBusy, SessionError, SessionExists, StoreError
 from holdfast.log.events import Draft
 from holdfast.log.ids import checked_id, checked_name
 from holdfast.loop.crossing import off_thread
@@ -150,13 +150,13 @@ class Entity:
                 before = self._dump(state)
                 self._call.state, self._call.writable = state, True
                 yield
-                drafts = _changes(before, self._dump(state))
+                self.store.append(log, _changes(before, self._dump(state)), epoch=epoch, release=True)
             except BaseException:
-                self.store.append(log, [], epoch=epoch, release=True)
+                with suppress(StoreError, SessionError):  # the method's own error is the one to see
+                    self.store.append(log, [], epoch=epoch, release=True)
                 raise
             finally:
                 self._call.state, self._call.writable = None, False
-            self.store.append(log, drafts, epoch=epoch, release=True)
 
     def _existing(self) -> Log:
         log = self.store.find(self._kind, self.key)

@@ -353,8 +353,8 @@ class Session(Scopes, Archive, Turns):
             self._checked_seq(at, self.head)
         point = self.store.fork_point(self._log, at)
         data: dict[str, Any] = {"parent": self.id, "at": point.at}
-        for field, value in self._listed_fields(point.at, at is None).items():
-            if value:
+        for field, value in self._listed_fields(point.at, point.is_head).items():
+            if value is not None and value != {}:
                 data[field] = value
         log = self.store.create(
             "session",

@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.errors import Conflict, InvalidArgument, SessionBusy
-from holdfast.log.events import Draft, Event
+from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
+from holdfast.log.events import MESSAGE_TYPES, Draft, Event
 from holdfast.log.ids import checked_name
 from holdfast.log.messages import Message
 from holdfast.log.view import view_of
 from holdfast.loop.crossing import off_thread, twin
 from holdfast.loop.drive import drive, drive_async
 from holdfast.loop.output import OutputShape
+from holdfast.loop.replay import (
+    Difference,
+    RecordedModel,
+    RecordedTurn,
+    Replay,
+    compared,
+    recorded_tools,
+    recorded_turns,
+)
 from holdfast.loop.response import Pending, Response
 from holdfast.loop.stream import StreamEvent, TurnDone
-from holdfast.loop.world import World
+from holdfast.loop.world import Settings, World
 from holdfast.models.base import Usage
 from holdfast.policy.budget import Budget
+from holdfast.stores.portable import message_of
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
@@ -74,6 +84,7 @@ class Turns:
         @property
         def status(self) -> str: ...
         def _move(self, type: str, reason: str | None, actor: str | None) -> None: ...
+        def fork(self, session_id: str | None = None, at: int | None = None) -> Self: ...
 
     def _begin_empty(self) -> None:
         """What a session object has before it did anything."""
@@ -356,6 +367,53 @@ class Turns:
         call_id = checked_name(call_id, "call_id")
         self.store.append(self._log, [Draft(type="approval.decided", data={"call_id": call_id, **data}, actor=actor)])
 
+    # -- again -----------------------------------------------------------------------------------------------------
+
+    def replay(self, agent: Agent | None = None) -> Replay:
+        """Run the finished turns again in a fork, with the recorded replies and results as the world.
+
+        Nothing is asked and no tool runs; the report names the first thing that this agent would do differently.
+        """
+        store, log = self.store, self._log
+        rows = list(store.walk(log, 1, store.head(log).head))
+        messages = {row.seq: message_of(store, log, row) for row in rows if row.type in MESSAGE_TYPES}
+        turns = recorded_turns([Event(row) for row in rows], messages)
+        if not turns:
+            return Replay(turns=0, first_difference=None, session=None)
+        fork = self.fork(at=turns[0].first - 1)
+        settings = self._agent(agent).settings()
+        difference = None
+        for number, turn in enumerate(turns, 1):
+            difference = fork._replay_turn(number, turn, settings)
+            if difference is not None:
+                break
+        return Replay(turns=len(turns), first_difference=difference, session=fork)
+
+    def _replay_turn(self, number: int, turn: RecordedTurn, settings: Settings) -> Difference | None:
+        schema = turn.options.get("schema")
+        tools = recorded_tools(list(settings.tools.values()), turn.results)
+        world = World(
+            self.store,
+            self._log,
+            replace(
+                settings, model=RecordedModel(settings.model, turn.replies), tools={tool.name: tool for tool in tools}
+            ),
+            session=self,
+            temp=self._temp,
+            shape=None if schema is None else OutputShape(schema),
+            options={name: value for name, value in turn.options.items() if name != "schema"},
+        )
+        before = self.store.head(self._log).head
+        opening = world.open_with(turn.question, None)
+        assert opening is not None, "nobody else knows this fork"
+        try:
+            _last(drive(world, opening))
+        except AgentError:
+            pass  # the log of the fork says how it ended, and the comparison finds it
+        replayed = [Event(row) for row in self.store.read(self._log, before + 1)]
+        return compared(number, turn.events, [event for event in replayed if event.run == world.work.run])
+
+    replay_async = twin(replay)
     approve_async = twin(approve)
     deny_async = twin(deny)
 

@@ -11,7 +11,6 @@ from typing import Any, TypedDict
 
 import pytest
 from pydantic import BaseModel
-from scenarios.ways import WAYS, Ask, asking, resuming
 
 from holdfast import Agent, Budget, Image, Interrupt, Message, Response, Session, ToolContext, Usage, aio, tool
 from holdfast.errors import (
@@ -27,11 +26,13 @@ from holdfast.errors import (
     SchemaValidationError,
     SessionBusy,
     StaleEpoch,
+    TurnOpen,
 )
 from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
 from holdfast.testing import call, error
 from holdfast.testing.contract import together
+from scenarios.ways import WAYS, Ask, asking, resuming
 
 
 @pytest.fixture(params=WAYS)
@@ -729,3 +730,59 @@ def test_what_the_model_was_sent_is_named_by_the_log(store: Store, ask: Ask) -> 
     calls = session.events(types="model.called")
     assert [(event.data["from"], event.data["upto"]) for event in calls] == [(2, 1), (3, 6)]
     assert b"Be kind." in store.blob(session._log, calls[0].data["context"])
+
+
+# -- replay ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_asks_nobody_and_names_the_first_difference(store: Store) -> None:
+    ran: list[str] = []
+
+    @tool
+    def note(text: str) -> str:
+        """Note."""
+        ran.append(text)
+        return f"noted {text}"
+
+    agent = scripted(call("note", {"text": "a"}), "one", "two", instructions="Be kind.", tools=[note])
+    session = agent.session("s", store=store, messages=[Message.user("before")])
+    session.run("q1")
+    session.run("q2", temperature=0.5)
+    head = session.head
+    same = session.replay(agent)
+    assert same
+    assert (same.turns, same.first_difference, ran) == (2, None, ["a"])
+    assert [m.text for m in same.session.messages] == [m.text for m in session.messages]
+    assert session.head == head
+    other = session.replay(scripted(instructions="Be rude.", tools=[note]))
+    assert not other
+    assert other.first_difference is not None
+    assert (other.first_difference.turn, other.first_difference.type) == (1, "model.called")
+    without = session.replay(scripted(instructions="Be kind."))
+    assert without.first_difference is not None
+    assert without.first_difference.type == "model.called"
+    assert ran == ["a"]
+    assert Session("empty", store=store).replay(agent).turns == 0
+    assert asyncio.run(session.replay_async(agent)).same
+
+
+def test_a_bug_inside_a_turn_is_an_agent_error_and_the_turn_is_recorded_as_failed(store: Store, ask: Ask) -> None:
+    def breaks(response: Response) -> dict[str, Any]:
+        raise ZeroDivisionError("oops")
+
+    session = scripted("one", extract=breaks).session(store=store)
+    with pytest.raises(AgentError) as caught:
+        ask(session, "x")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert types(session)[-1] == "turn.failed"
+    assert store.lease(session._log) is None
+
+
+def test_a_decided_turn_is_resumed_and_not_overrun(store: Store, ask: Ask) -> None:
+    session = scripted(call("pay", {"cents": 5}, id="c"), "paid", tools=[pay]).session(store=store)
+    ask(session, "pay")
+    session.approve("c")
+    with pytest.raises(TurnOpen):
+        ask(session, "something else")
+    assert session.resume() is not None
+    assert paid == [5]

@@ -6,9 +6,10 @@ Both give what happens as it happens. Whatever breaks out of an effect ends the 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
-from holdfast.errors import StreamTruncated
+from holdfast.errors import AgentError, StreamTruncated, TurnFailed
 from holdfast.ids import crashpoint
 from holdfast.log.events import Draft
 from holdfast.loop.crossing import off_thread
@@ -27,6 +28,8 @@ from holdfast.loop.turn import Ask, Effect, Look, Ran, Record, turn
 from holdfast.loop.world import World
 from holdfast.models.base import BlockStart, BlockStop, Done, ModelEvent, TextDelta
 
+T = TypeVar("T")
+
 
 def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
     """Perform a turn on this thread, yielding what happens as it happens."""
@@ -44,8 +47,8 @@ def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
                 for event in world.settings.model.stream(world.request()):
                     if isinstance(event, Done):
                         outcome = event
-                        break
-                    yield _told(world, event)
+                    else:
+                        yield _told(world, event)
                 outcome = _answered(world, outcome)
                 yield MessageDelta(stop_reason=outcome.stop_reason, usage=outcome.usage)
                 yield MessageStop()
@@ -65,9 +68,9 @@ def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
             effect = steps.send(outcome)
     except StopIteration:
         pass
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - recorded, and raised
         world.fail(error)
-        raise
+        raise _as_ours(error) from _cause(error)
     response = world.response()
     yield TurnDone(usage=response.usage, steps=response.steps, response=response)
 
@@ -85,36 +88,61 @@ async def drive_async(world: World, opening: list[Draft]) -> AsyncIterator[Strea
                 outcome = await off_thread(world.may_go_on)
             elif isinstance(effect, Ask):
                 yield MessageStart(run_id=world.work.run, step=effect.step)
-                async for event in world.settings.model.stream_async(world.request()):
-                    if isinstance(event, Done):
-                        outcome = event
-                        break
-                    yield _told(world, event)
+                async with _closed(world.settings.model.stream_async(await off_thread(world.request))) as reply:
+                    async for event in reply:
+                        if isinstance(event, Done):
+                            outcome = event
+                        else:
+                            yield _told(world, event)
                 outcome = _answered(world, outcome)
                 yield MessageDelta(stop_reason=outcome.stop_reason, usage=outcome.usage)
                 yield MessageStop()
             else:
                 outcome = Ran([], [])
-                async for item in (await off_thread(world.batch, effect.calls)).perform_async():
-                    if isinstance(item, ToolProgress):
-                        yield item
-                        continue
-                    draft = item[1]
-                    if len(outcome.stored) + 1 < len(effect.calls):
-                        await off_thread(world.record, [draft], last=False)
-                        outcome.stored.append(draft)
-                    else:
-                        outcome.left.append(draft)
-                    for told in _result(draft):
-                        yield told
+                batch = await off_thread(world.batch, effect.calls)
+                async with _closed(batch.perform_async()) as results:
+                    async for item in results:
+                        if isinstance(item, ToolProgress):
+                            yield item
+                            continue
+                        draft = item[1]
+                        if len(outcome.stored) + 1 < len(effect.calls):
+                            await off_thread(world.record, [draft], last=False)
+                            outcome.stored.append(draft)
+                        else:
+                            outcome.left.append(draft)
+                        for told in _result(draft):
+                            yield told
             effect = steps.send(outcome)
     except StopIteration:
         pass
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - recorded, and raised
         await off_thread(world.fail, error)
-        raise
+        raise _as_ours(error) from _cause(error)
     response = world.response()
     yield TurnDone(usage=response.usage, steps=response.steps, response=response)
+
+
+def _as_ours(error: BaseException) -> BaseException:
+    """Every failure of a turn is an AgentError; cancellation passes as it is."""
+    if isinstance(error, AgentError) or not isinstance(error, Exception):
+        return error
+    return TurnFailed(f"the turn broke: {type(error).__name__}: {error}")
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ if _as_ours(error) is error else error
+
+
+@asynccontextmanager
+async def _closed(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Iterate, and close whatever is left at once, not when it is collected."""
+    try:
+        yield items
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()
 
 
 def _told(world: World, event: ModelEvent) -> StreamEvent:

@@ -1,4 +1,4 @@
-"""Structured output: from a pydantic model, dataclass, TypedDict or JSON Schema to a schema, and from text to a value."""
+"""Structured output: from a pydantic model, dataclass, TypedDict or JSON Schema to a shape, from text to a value."""
 
 from __future__ import annotations
 

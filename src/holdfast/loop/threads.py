@@ -1,4 +1,4 @@
-"""Threads that run tools: daemons, reused while idle, so that a hanging tool keeps neither the loop nor the exit waiting."""
+"""Threads that run tools: daemons, reused while idle, so that a hanging tool keeps nothing else waiting."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Work:
         return last if last is not None and last.role == "assistant" and not last.tool_calls else None
 
 
-# -- effects ---------------------------------------------------------------------------------------------------------------
+# -- effects ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class RunCalls:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Results in the order in which they came: those already stored, and the last, which may wait for the next append."""
+    """Results in the order in which they came: those already stored, and the last, which waits for the next append."""
 
     stored: list[Draft]
     left: list[Draft]
@@ -149,7 +149,7 @@ Effect = Record | Look | Ask | RunCalls
 Turn = Generator[Effect, Any, None]
 
 
-# -- the loop --------------------------------------------------------------------------------------------------------------
+# -- the loop ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

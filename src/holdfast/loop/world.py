@@ -1,4 +1,4 @@
-"""What a turn acts on: the log with its lease, the model, the tools. Both drivers share everything that does not wait."""
+"""What a turn acts on: the log with its lease, the model, the tools. Both drivers share what does not wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import AgentError, ApprovalPending, LifecycleError, TurnParked
+from holdfast.errors import AgentError, ApprovalPending, LifecycleError, TurnOpen, TurnParked
 from holdfast.ids import crashpoint
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Draft
@@ -144,8 +144,10 @@ class World:
     def _refuse(self, view: View) -> None:
         if view.life != "live":
             raise LifecycleError("run", status=view.status, legal=MOVES[view.status])
-        if view.turn is not None and view.turn.waiting and view.turn.pending:
-            raise ApprovalPending(self.log.id, sorted(view.turn.pending))
+        if view.turn is not None and view.turn.waiting:
+            if view.turn.pending:
+                raise ApprovalPending(self.log.id, sorted(view.turn.pending))
+            raise TurnOpen("run")  # decided, or paused and reopened: it only needs to be resumed
 
     def _claim(self, drafts: Sequence[Draft], head: Head | None) -> None:
         seconds = lease_seconds()
@@ -223,7 +225,6 @@ class World:
         if self.renewal is None:
             self._claim(drafts, self._head)
         else:
-            self.renewal.check()
             self.store.append(self.log, drafts, epoch=self.epoch, release=last)
         if last:
             self.close()

@@ -97,6 +97,7 @@ class Fork:
     hash: bytes
     tokens: int
     view: View
+    is_head: bool = False  # nothing was written after it
 
 
 MAX_SEQ = (1 << 32) - 1
@@ -383,7 +384,7 @@ class Store(SessionStore, ABC):
             point = view.turn.first - 1
             view = self.view(log, point)
         if point == head.head:
-            return Fork(parent=log, at=point, hash=head.hash, tokens=head.tokens, view=view)
+            return Fork(parent=log, at=point, hash=head.hash, tokens=head.tokens, view=view, is_head=True)
         rows = self.read(log, point, point)
         if not rows:
             raise SessionNotFound(log.id)
@@ -403,6 +404,7 @@ class Store(SessionStore, ABC):
             data = self._blob(number, digest)
             if data is not None:
                 return data
+        self.head(log)  # SessionNotFound, if it was deleted while we were reading
         raise CorruptLog(f"the bytes {digest[:12]}… of session {log.id!r} are missing: verify the session")
 
     def search(self, log: Log, words: Sequence[str], ranges: Ranges, limit: int) -> list[int]:

@@ -126,12 +126,14 @@ class MemoryStore(Store):
     ) -> Log:
         asked = request(drafts, limits=self.limits)
         with self._memory.lock:
+            self._check_free(kind, id)
+            if fork is not None:
+                self._kept(fork.parent)
             now = self.ids.now()
             uid = self.ids.new()
             if fork is None:
                 kept = self._new(kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
             else:
-                self._kept(fork.parent)
                 head = forked_head(fork, now)
                 kept = self._new(kind, id, uid, fork.parent.origin, now, head, (user_id, app_name), fork)
             batch = self._planned(kept, asked)
@@ -155,6 +157,7 @@ class MemoryStore(Store):
     ) -> Log:
         asked = request([draft], limits=self.limits)
         with self._memory.lock:
+            self._check_free(kind, id)
             now = self.ids.now()
             head = first_head(origin, now)
             kept = self._new(kind, id, self.ids.new(), origin, now, head, (of.get("user_id"), of.get("app_name")), None)
@@ -182,14 +185,16 @@ class MemoryStore(Store):
         owner: tuple[str | None, str | None],
         fork: Fork | None,
     ) -> Kept:
-        if (self.tenant, kind, id) in self._memory.names:
-            raise SessionExists(id)
         self._memory.last += 1
         log = new_log(self._memory.last, uid, origin, kind, id, now, owner, fork)
         kept = Kept(log, self.tenant, head)
         if fork is not None:
             kept.snapshots.append((fork.at, head.view))
         return kept
+
+    def _check_free(self, kind: str, id: str) -> None:
+        if (self.tenant, kind, id) in self._memory.names:
+            raise SessionExists(id)
 
     def _add(self, kept: Kept) -> None:
         self._memory.logs[kept.log.number] = kept

@@ -18,7 +18,7 @@ from holdfast.log.messages import Limits
 from holdfast.stores.base import MAX_SEQ, Fork, Info, Log, Store
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
-from holdfast.stores.postgres_server import MAX_CONNECTIONS, Connection, LostConnection, PostgresServer
+from holdfast.stores.postgres_server import MAX_CONNECTIONS, STRIPES, Connection, DatabaseError, PostgresServer
 from holdfast.stores.rows import (
     INDEX_BATCH,
     ancestry_bytes,
@@ -112,6 +112,7 @@ MATCH = """SELECT seq FROM holdfast.words WHERE log = %s AND seq BETWEEN %s AND 
 NEEDED = "SELECT 1 FROM holdfast.lineage WHERE ancestor = %s LIMIT 1"
 ANCESTORS = "SELECT ancestor FROM holdfast.lineage WHERE log = %s"
 IS_DEAD = "SELECT 1 FROM holdfast.logs WHERE log = %s AND id IS NULL"
+SHARE_LOG = "SELECT 1 FROM holdfast.logs WHERE log = %s FOR SHARE"
 LOCK_LOG = "SELECT 1 FROM holdfast.logs WHERE log = %s FOR UPDATE"
 FREE_NAME = "UPDATE holdfast.logs SET id = NULL WHERE log = %s"
 DROP_SESSION = "DELETE FROM holdfast.sessions WHERE log = %s"
@@ -129,30 +130,28 @@ PURGE = (
 )
 
 MAX_CACHED = 10_000
-STRIPES = 256
 
 
 class _Heads:
     """The heads this process saw last. Only a guess: the statement that uses one checks it."""
 
-    def __init__(self) -> None:
-        self._heads: dict[int, Head] = {}
-        self._locks = [threading.Lock() for _ in range(STRIPES)]
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
 
     def lock(self, number: int) -> threading.Lock:
         """Threads of one process queue here for a log, so that they do not race for its head on the server."""
-        return self._locks[number % STRIPES]
+        return self._server.locks[number % STRIPES]
 
     def get(self, number: int) -> Head | None:
-        return self._heads.get(number)
+        return self._server.heads.get(number)
 
     def put(self, number: int, head: Head) -> None:
-        if len(self._heads) >= MAX_CACHED:
-            self._heads.clear()
-        self._heads[number] = head
+        if len(self._server.heads) >= MAX_CACHED:
+            self._server.heads.clear()
+        self._server.heads[number] = head
 
     def forget(self, number: int) -> None:
-        self._heads.pop(number, None)
+        self._server.heads.pop(number, None)
 
 
 class _Moment:
@@ -171,6 +170,19 @@ class _Moment:
         return self._salts
 
 
+class _Birth:
+    """The time and the id of a new log, drawn once, and only when nothing speaks against making it."""
+
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+        self.is_drawn = False
+
+    @cached_property
+    def drawn(self) -> tuple[int, str]:
+        self.is_drawn = True
+        return self._ids.now(), self._ids.new()
+
+
 class PostgresStore(Store):
     """Sessions in a PostgreSQL database, for several servers: `PostgresStore("postgresql://user@host/database")`."""
 
@@ -186,7 +198,7 @@ class PostgresStore(Store):
     ) -> None:
         super().__init__(ids=ids, limits=limits, tenant=tenant)
         self.server = PostgresServer(dsn, connections=connections, patience=patience, ids=REAL)
-        self._heads = _Heads()
+        self._heads = _Heads(self.server)
 
     def __repr__(self) -> str:
         return "PostgresStore(…)"  # the connection string may hold a password
@@ -254,8 +266,8 @@ class PostgresStore(Store):
         try:
             with self.server.connection() as db:
                 moved = db.execute(query, values).fetchone()
-        except LostConnection:
-            return False  # lost: the transaction that follows finds out what became of it
+        except DatabaseError:
+            return False  # lost or refused: the transaction that follows finds out what became of it
         crashpoint("after commit")
         if moved is None:
             sealed.clear()  # the server said no: nothing of it is there
@@ -291,7 +303,10 @@ class PostgresStore(Store):
         if batch.claim is not None:
             lease = _lease(db, number)
             return lease is not None and (lease.epoch, lease.holder) == (batch.head.epoch, batch.claim.holder)
-        return False  # a release: doing it twice is doing it once
+        lease = _lease(db, number)
+        return (
+            lease is None or lease.epoch != batch.head.epoch
+        )  # a release: it is done if the lease is not ours any more
 
     def _write(self, db: Connection, number: int, batch: Batch) -> None:
         crashpoint("before events")
@@ -332,15 +347,16 @@ class PostgresStore(Store):
         fork: Fork | None = None,
     ) -> Log:
         asked = request(drafts, limits=self.limits)
-        now, uid = self.ids.now(), self.ids.new()
+        birth = _Birth(self.ids)
         moment = _Moment(self.ids)
 
         def job(db: Connection) -> tuple[Log, Head | None]:
-            made = self._made(db, kind, id, uid)
+            made = self._made(db, kind, id, birth)
             if made is not None:
                 return made, None
             if fork is not None and db.execute(LOCK_PARENT, (fork.parent.number,)).fetchone() is None:
                 raise SessionNotFound(fork.parent.id)
+            now, uid = birth.drawn
             log = new_log(0, uid, uid if fork is None else fork.parent.origin, kind, id, now, (user_id, app_name), fork)
             before = first_head(uid, now) if fork is None else forked_head(fork, now)
             batch = plan(id, before, asked, lease=None, at=moment.at, random=moment.random)
@@ -361,13 +377,13 @@ class PostgresStore(Store):
         draft: Draft,
         **of: str | None,
     ) -> Log:
-        now, uid = self.ids.now(), self.ids.new()
-        asked, moment = request([draft], limits=self.limits), _Moment(self.ids)
+        asked, birth, moment = request([draft], limits=self.limits), _Birth(self.ids), _Moment(self.ids)
 
         def job(db: Connection) -> Log:
-            made = self._made(db, kind, id, uid)
+            made = self._made(db, kind, id, birth)
             if made is not None:
                 return made
+            now, uid = birth.drawn
             log = new_log(0, uid, origin, kind, id, now, (of.get("user_id"), of.get("app_name")), None)
             before = first_head(origin, now)
             batches = list(replay(before, rows, blobs))
@@ -377,13 +393,13 @@ class PostgresStore(Store):
 
         return self.server.transaction(job)
 
-    def _made(self, db: Connection, kind: str, id: str, uid: str) -> Log | None:
+    def _made(self, db: Connection, kind: str, id: str, birth: _Birth) -> Log | None:
         """The log, if an attempt whose answer was lost has made it; SessionExists if somebody else has."""
         found = db.execute(FIND, (self.tenant, kind, id)).fetchone()
         if found is None:
             return None
         log = log_of(found)
-        if log.uid != uid:
+        if not birth.is_drawn or log.uid != birth.drawn[1]:
             raise SessionExists(id)
         return log
 
@@ -583,6 +599,8 @@ class PostgresStore(Store):
 
         def job(db: Connection) -> bool:
             db.execute(LOCK_INDEX, (number,))
+            if db.execute(SHARE_LOG, (number,)).fetchone() is None:
+                return False  # purged meanwhile: its words must not come back
             found = db.execute(INDEXED, (number,)).fetchone()
             start = (number, (found[0] if found else 0) + 1, MAX_SEQ, list(MESSAGE_TYPES), INDEX_BATCH)
             rows = [Row(*row) for row in db.execute(UNINDEXED, start).fetchall()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -34,9 +35,10 @@ except ImportError as error:
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
-LostConnection = psycopg.OperationalError
+DatabaseError = psycopg.Error
 
 MAX_CONNECTIONS = 8
+STRIPES = 256
 MIGRATION_LOCK = 0x686F6C64  # "hold"
 CREATE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS holdfast"
 CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS holdfast.migrations(
@@ -54,10 +56,20 @@ PASSING = (
     pg.DeadlockDetected,
     pg.UniqueViolation,  # of two writers that made the same thing: the second one finds it when it looks again
     pg.IdleSessionTimeout,
+    pg.IdleInTransactionSessionTimeout,
     pg.TooManyConnections,
 )
 
 _inherited: list[object] = []  # connections of a parent process: never used, never closed
+_servers: weakref.WeakSet[PostgresServer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for server in list(_servers):
+        server.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class PostgresServer:
@@ -67,17 +79,26 @@ class PostgresServer:
         self.dsn, self.connections, self.patience, self.ids = dsn, connections, patience, ids
         self.closed = False
         self._start()
+        _servers.add(self)
+        # A client that is stopped inside a transaction must not hold everybody else for ever.
+        known = psycopg.conninfo.conninfo_to_dict(dsn)
+        limit = int(patience * 1000)
+        limits = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
+        self._conninfo = psycopg.conninfo.make_conninfo(dsn, options=f"{known.get('options') or ''} {limits}".strip())
         self.unit(self._migrate)
 
     def _start(self) -> None:
-        self._pid = os.getpid()
+        self.heads: dict[int, Any] = {}  # what a store knows of its logs; per process, like the connections
+        self.locks = [threading.Lock() for _ in range(STRIPES)]
         self._idle: list[Connection] = []
         self._slots = threading.BoundedSemaphore(self.connections)
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        _inherited.append(self._idle)
+        self._start()
+
     def _check(self) -> None:
-        if self._pid != os.getpid():
-            _inherited.append(self._idle)
-            self._start()
         if self.closed:
             raise StoreClosed("this PostgresStore was closed: open a new one")
 
@@ -91,7 +112,7 @@ class PostgresServer:
             try:
                 db = self._idle.pop()
             except IndexError:
-                db = psycopg.connect(self.dsn, autocommit=True)
+                db = psycopg.connect(self._conninfo, autocommit=True)
             try:
                 yield db
             except AgentError:  # refused by us: the connection is as good as before
@@ -171,8 +192,6 @@ class PostgresServer:
         return StoreError(f"PostgreSQL failed: {_short(error)}")
 
     def close(self) -> None:
-        if self.closed or self._pid != os.getpid():
-            return
         self.closed = True
         while self._idle:
             self._idle.pop().close()

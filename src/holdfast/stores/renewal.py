@@ -38,9 +38,11 @@ class Renewal:
         self.over = True
 
     def check(self) -> None:
-        """Raise if the lease may be somebody else's by now."""
-        if self._store.ids.elapsed() >= self.deadline:
-            raise StaleEpoch(self._log.id, epoch=self._epoch, current=self._epoch + 1)
+        """Make sure that the lease is held: one that may have run out is renewed first, or StaleEpoch is raised."""
+        began = self._store.ids.elapsed()
+        if began >= self.deadline:
+            self._store.renew(self._log, self._epoch, self._seconds)
+            self.deadline = began + self._seconds
 
     def allow(self, seconds: float | None) -> None:
         """An effect begins that may take this long (None: as long as it likes)."""

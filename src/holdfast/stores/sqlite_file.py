@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,13 +42,31 @@ MAX_READERS = 4
 
 SYNCHRONOUS = {"FULL": "PRAGMA synchronous=FULL", "NORMAL": "PRAGMA synchronous=NORMAL"}
 
+HAS_MIGRATIONS = "SELECT 1 FROM sqlite_master WHERE name = 'migrations'"
 MIGRATIONS = "SELECT version, digest FROM migrations"
 CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS migrations(
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL) STRICT"""
 RECORD_MIGRATION = "INSERT INTO migrations VALUES(?,?,?)"
 
-# Connections inherited over a fork: closing one would drop the parent's locks, so they are kept and never touched.
-_inherited: list[object] = []
+_files: weakref.WeakSet[SQLiteFile] = weakref.WeakSet()  # those that a fork must know of
+
+
+def _before_fork() -> None:
+    for file in list(_files):
+        file.quiesce()
+
+
+def _after_fork_in_parent() -> None:
+    for file in list(_files):
+        file.go_on()
+
+
+def _after_fork_in_child() -> None:
+    for file in list(_files):
+        file.leave_to_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 class _Job:
@@ -75,22 +94,53 @@ class SQLiteFile:
         self.synchronous, self.busy_seconds, self.vfs = synchronous, busy_seconds, vfs
         self.closed = False
         self.max_batch = MAX_BATCH
-        self._start()
+        self._fresh_locks()
+        self._open()
+        _files.add(self)
 
-    def _start(self) -> None:
-        self.poisoned: str | None = None
-        self._pid = os.getpid()
+    def _fresh_locks(self) -> None:
+        self._opening = threading.Lock()
         self._mutex = threading.Lock()
+        self._writing = threading.Lock()  # held while a batch is committed
         self._queue: deque[_Job] = deque()
         self._leading = False
         self._readers: list[Connection] = []
         self._reader_slots = threading.BoundedSemaphore(MAX_READERS)
-        self._writer = self._open_writer()
-        self._inode = self._stat()
 
-    def _stat(self) -> tuple[int, int]:
-        found = os.stat(self.path)
-        return found.st_dev, found.st_ino
+    def _open(self) -> None:
+        self.poisoned: str | None = None
+        self._writer = self._open_writer()
+        self._inodes = self._stat()
+        self._stale = False
+
+    def _stat(self) -> tuple[int, int, int]:
+        """The identity of the file and of its log: whoever replaces or removes one of them must not be written past."""
+        found, wal = os.stat(self.path), os.stat(self.path + "-wal")
+        return found.st_dev, found.st_ino, wal.st_ino
+
+    # -- os.fork ---------------------------------------------------------------------------------------------------
+    # SQLite remembers in memory which file locks this process holds. A child inherits that memory but not the locks, so
+    # a connection it opens while an inherited one is still there would take none. The child therefore closes what it
+    # inherited (without a checkpoint, so that nothing is written) and opens its own; and no connection may be in use at
+    # the moment of the fork.
+
+    def quiesce(self) -> None:
+        self._writing.acquire()
+        for _ in range(MAX_READERS):
+            self._reader_slots.acquire()
+
+    def go_on(self) -> None:
+        for _ in range(MAX_READERS):
+            self._reader_slots.release()
+        self._writing.release()
+
+    def leave_to_parent(self) -> None:
+        if not self.closed and not self._stale:
+            for db in (*self._readers, self._writer):
+                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                db.close()
+        self._fresh_locks()
+        self._stale = True
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -124,6 +174,8 @@ class SQLiteFile:
         with self._translated():
             db = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
             try:
+                if db.readonly("main"):
+                    raise StoreReadOnly(f"{self.path} cannot be written: check the permissions of the file")
                 if fresh:
                     os.chmod(self.path, 0o600)  # by path: opening the file ourselves would drop SQLite's locks
                 self._until_free(lambda: db.execute("PRAGMA journal_mode=WAL").get)
@@ -154,6 +206,12 @@ class SQLiteFile:
             crashpoint("migration applied")
             db.execute(RECORD_MIGRATION, (migration.version, migration.name, migration.digest))
 
+        if one(db, HAS_MIGRATIONS) is not None:
+            applied = dict(many(db, MIGRATIONS))
+            missing: list[Migration] = []
+            migrate("sqlite", applied, missing.append)
+            if not missing:
+                return  # the common case, and no reason to wait for a writer
         self._until_free(lambda: db.execute("BEGIN IMMEDIATE"))
         try:
             db.execute(CREATE_MIGRATIONS)
@@ -226,7 +284,8 @@ class SQLiteFile:
         with self._mutex:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), self.max_batch))]
         try:
-            self._commit(batch)
+            with self._writing:
+                self._commit(batch)
         except BaseException as error:  # noqa: BLE001 - every job is answered, and raises it in its own thread
             for job in batch:
                 job.error = job.error or error
@@ -243,7 +302,7 @@ class SQLiteFile:
             raise StorePoisoned(self.poisoned)
         db = self._writer
         with self._translated():
-            if self._stat() != self._inode:
+            if self._changed():
                 self.poisoned = f"{self.path} was replaced while it was open: close this store and open it again"
                 raise StorePoisoned(self.poisoned)
             db.execute("BEGIN IMMEDIATE")
@@ -261,14 +320,20 @@ class SQLiteFile:
                     db.execute("ROLLBACK")
                 raise
 
+    def _changed(self) -> bool:
+        try:
+            return self._stat() != self._inodes
+        except FileNotFoundError:
+            return True
+
     def _run_in_savepoint(self, db: Connection, job: _Job) -> None:
         db.execute("SAVEPOINT job")
         try:
             job.result = job.run(db)
         except Exception as error:  # refused, or broken: the others go on
-            if not db.in_transaction:
-                raise  # SQLite gave up the whole transaction, and the others with it
-            job.error = error
+            job.error = self._translate(error) if isinstance(error, apsw.Error) else error
+            if not db.in_transaction or self.poisoned:
+                raise  # SQLite gave up the whole transaction, or nobody knows what is on disk: the others fail as well
             db.execute("ROLLBACK TO job")
         db.execute("RELEASE job")
 
@@ -304,22 +369,29 @@ class SQLiteFile:
         return StoreError(f"SQLite failed on {path}: {error}")
 
     def _check(self) -> None:
-        if self._pid != os.getpid():
-            _inherited.append((self._writer, self._readers))
-            self._start()
         if self.closed:
             raise StoreClosed(f"the store of {self.path} was closed: open a new one")
+        if self._stale:
+            with self._opening:
+                if self._stale:
+                    self._open()
 
     def close(self) -> None:
         """Close every connection of this process. Writes under way are finished first."""
-        if self.closed or self._pid != os.getpid():
+        if self.closed:
+            return
+        if self._stale:
+            self.closed = True
             return
         try:
             self.write(lambda _db: self._mark_closed())
         except StoreError:  # poisoned, full or locked: there is nothing to finish
             self.closed = True
         for db in (*self._readers, self._writer):
-            db.close()
+            try:
+                db.close()
+            except apsw.Error:
+                db.close(True)  # the last checkpoint failed: the log stays, and is read when the file is opened again
         self._readers.clear()
 
     def _mark_closed(self) -> None:

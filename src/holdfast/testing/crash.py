@@ -79,7 +79,7 @@ class Child:
             os.kill(self.pid, number)
 
     def next(self, patience: float = PATIENCE) -> Any:  # noqa: ANN401 - any JSON
-        """The next thing that is acknowledged; EOFError if the child ended instead, TimeoutError if it takes too long."""
+        """The next thing that is acknowledged; EOFError if the child ended instead, TimeoutError if it takes long."""
         known = len(self.acknowledged)
         deadline = time.monotonic() + patience
         while len(self.acknowledged) == known:

@@ -1,0 +1,183 @@
+"""Running logged turns again, with recorded replies and results as the world: what would an agent do differently?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.log.events import Event
+from holdfast.log.messages import Message
+from holdfast.loop.tools import Tool
+from holdfast.models.base import BlockStart, Done, Model, ModelEvent, ModelRequest, Usage
+
+# What only says how a turn was carried, not what it did.
+_CARRIAGE = (
+    "approval.requested",
+    "approval.decided",
+    "turn.waiting",
+    "turn.resumed",
+    "turn.parked",
+    "model.interrupted",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first place where a replay went another way."""
+
+    turn: int  # counted from 1
+    seq: int | None  # of the recorded event; None if the replay did more than was recorded
+    type: str
+    recorded: Any
+    replayed: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What came of a replay: true if everything went the same way. `session` is the fork it ran in."""
+
+    turns: int
+    first_difference: Difference | None
+    session: Any
+
+    @property
+    def same(self) -> bool:
+        return self.first_difference is None
+
+    def __bool__(self) -> bool:
+        return self.same
+
+
+@dataclass(slots=True)
+class RecordedTurn:
+    """One finished turn of a log."""
+
+    first: int
+    question: Message
+    options: dict[str, Any]
+    events: list[Event]
+    replies: list[Done]
+    results: dict[str, list[tuple[str, bool]]]  # tool name -> (content, is_error), in order
+
+
+def recorded_turns(events: Sequence[Event], messages: dict[int, Message]) -> list[RecordedTurn]:
+    """The finished turns among the events; `messages` are those the events brought, by number."""
+    found: list[RecordedTurn] = []
+    by_run: dict[str, list[Event]] = {}
+    for event in events:
+        if event.run is not None:
+            by_run.setdefault(event.run, []).append(event)
+            if event.type == "turn.finished":
+                found.append(_turn(by_run[event.run], messages))
+    return found
+
+
+def _turn(events: list[Event], messages: dict[int, Message]) -> RecordedTurn:
+    replies: list[Done] = []
+    results: dict[str, list[tuple[str, bool]]] = {}
+    question = Message.user("")
+    for event in events:
+        if event.type == "model.replied":
+            known = {name: event.data["usage"].get(name, 0) for name in Usage.__dataclass_fields__}
+            replies.append(
+                Done(
+                    message=_afresh(messages[event.seq], None),
+                    usage=Usage(**known),
+                    stop_reason=event.data["stop_reason"],
+                    raw_stop=event.data["stop_reason"],
+                    provider=event.data["provider"],
+                    model=event.data["model"],
+                    response_id=event.data.get("response_id"),
+                )
+            )
+        elif event.type == "tool.returned":
+            part: Any = messages[event.seq].parts[0]
+            results.setdefault(event.data["name"], []).append((part.content, part.is_error))
+        elif event.type == "message.added" and event is next(e for e in events if e.type == "message.added"):
+            question = _afresh(messages[event.seq], event.author)
+    started = events[0]
+    return RecordedTurn(started.seq, question, dict(started.data.get("options", {})), events, replies, results)
+
+
+def _afresh(message: Message, author: str | None) -> Message:
+    """A message as it was before it was stored: without its time and number."""
+    return Message(message.role, message.parts, author=author, metadata=message.metadata)
+
+
+class RecordedModel:
+    """A model that says what was said then."""
+
+    def __init__(self, model: Model, replies: Sequence[Done]) -> None:
+        self.name, self.provider, self.context_window = model.name, model.provider, model.context_window
+        self._replies = list(replies)
+
+    def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
+        if not self._replies:
+            raise Exhausted
+        done = self._replies.pop(0)
+        for index, part in enumerate(done.message.parts):
+            yield BlockStart(index=index, block=part)
+        yield done
+
+    async def stream_async(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        for event in self.stream(request):
+            yield event
+
+
+class Exhausted(Exception):
+    """The replay asks the model once more than was recorded."""
+
+
+class _Failed(Exception):
+    """A result that was an error then."""
+
+
+def recorded_tools(tools: Sequence[Tool], results: dict[str, list[tuple[str, bool]]]) -> list[Tool]:
+    """The agent's tools, giving what they gave then and doing nothing."""
+    left = {name: list(items) for name, items in results.items()}
+
+    def recorded(tool: Tool) -> Tool:
+        def again(**_arguments: Any) -> str:  # noqa: ANN401 - the tool's own
+            if not left.get(tool.name):
+                raise _Failed("no such call was recorded")
+            content, is_error = left[tool.name].pop(0)
+            if is_error:
+                raise _Failed(content)
+            return content
+
+        return dataclasses.replace(tool, function=again, is_async=False, approval=None)
+
+    return [recorded(tool) for tool in tools]
+
+
+def compared(number: int, recorded: Sequence[Event], replayed: Sequence[Event]) -> Difference | None:
+    """The first event that differs in what it did."""
+    then = [event for event in recorded if event.type not in _CARRIAGE]
+    now = [event for event in replayed if event.type not in _CARRIAGE]
+    for index in range(max(len(then), len(now))):
+        one = then[index] if index < len(then) else None
+        two = now[index] if index < len(now) else None
+        mine, theirs = (None if event is None else _essence(event) for event in (one, two))
+        if mine != theirs:
+            kind = one.type if one is not None else two.type  # type: ignore[union-attr]
+            return Difference(
+                turn=number, seq=None if one is None else one.seq, type=kind, recorded=mine, replayed=theirs
+            )
+    return None
+
+
+def _essence(event: Event) -> dict[str, Any]:
+    """What an event did: without numbers, times, and what a raised error's text adds."""
+    data = dict(event.data)
+    for name in ("from", "upto", "usage", "whole", "unknown", "response_id"):
+        data.pop(name, None)
+    if event.type == "tool.returned":
+        part = data["message"]["parts"][0]
+        content = part["content"].removeprefix("_Failed: ")
+        data = {"name": data["name"], "content": content, "is_error": part.get("is_error", False)}
+    if event.type == "turn.started":
+        data.pop("metadata", None)
+        data.pop("agent", None)
+    return {"type": event.type, **data}
