@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidArgument
 from holdfast.log.messages import Message
-from holdfast.loop.output import OutputShape
-from holdfast.loop.response import Response
-from holdfast.loop.stream import StreamEvent
-from holdfast.loop.tools import as_tools
-from holdfast.loop.world import Settings
-from holdfast.models.base import Model
-from holdfast.models.registry import LanguageModel
+from holdfast.loop.settings import Settings
 from holdfast.session import Session
 from holdfast.stores.base import SessionStore, Store
-from holdfast.stores.memory import MemoryStore
 from holdfast.stores.opening import open_store
-from holdfast.turns import AsyncStream
+
+if TYPE_CHECKING:
+    from holdfast.loop.output import OutputShape
+    from holdfast.loop.response import Response
+    from holdfast.loop.stream import StreamEvent
+    from holdfast.loop.tools import Tool
+    from holdfast.models.base import Model
+    from holdfast.turns import AsyncStream
 
 
 class Agent:
@@ -63,8 +63,8 @@ class Agent:
         self.instructions = instructions if instructions is not None else system
         self.timeout, self.max_steps = timeout, max_steps
         self.output_key, self.extract = output_key, extract
-        self.shape = None if output_schema is None else OutputShape(output_schema)
-        self.tools = {tool.name: tool for tool in as_tools(tools)}
+        self.shape = None if output_schema is None else _shape(output_schema)
+        self.tools = {} if tools is None else _tools(tools)
         self.store: Store | None = None if store is None else open_store(store)
         self._session = session
         self._options = {
@@ -76,6 +76,8 @@ class Agent:
             options: dict[str, Any] = {"timeout": timeout, "max_retries": max_retries}
             if script is not None:
                 options["script"] = script
+            from holdfast.models.registry import LanguageModel
+
             self.model: Model = LanguageModel(provider, model, api_key=api_key, base_url=base_url, **options)
         elif hasattr(model, "stream") and hasattr(model, "stream_async"):
             self.model = model
@@ -105,6 +107,8 @@ class Agent:
 
     def _own(self) -> Session:
         """The session of a question that names none: the agent's, else a throw-away one."""
+        from holdfast.stores.memory import MemoryStore
+
         return self._session if self._session is not None else Session(agent=self, store=MemoryStore())
 
     def run(self, message: str | Message | Mapping[str, Any], **options: Any) -> Response:  # noqa: ANN401
@@ -125,3 +129,18 @@ class Agent:
 
     async def json_async(self, message: str | Message | Mapping[str, Any], **options: Any) -> Response:  # noqa: ANN401
         return await self._own().json_async(message, agent=self, **options)
+
+
+# What needs pydantic is loaded by those who use it.
+
+
+def _shape(schema: object) -> OutputShape:
+    from holdfast.loop.output import OutputShape
+
+    return OutputShape(schema)
+
+
+def _tools(given: object) -> dict[str, Tool]:
+    from holdfast.loop.tools import as_tools
+
+    return {tool.name: tool for tool in as_tools(given)}

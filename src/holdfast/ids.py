@@ -20,6 +20,14 @@ def encode_ulid(milliseconds: int, entropy: int) -> str:
     return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
+def decode_ulid(text: str) -> int:
+    """The number behind such an id; it sorts as the id does."""
+    value = 0
+    for character in text:
+        value = value << 5 | _ALPHABET.index(character)
+    return value
+
+
 class Ids:
     """Time, ids and randomness of the real world."""
 

@@ -373,9 +373,9 @@ class Session(Scopes, Archive, Turns):
 
     def forks(self) -> _list[Self]:
         """The sessions that were forked from this one, oldest first."""
-        return [self._of(self.store, info.log) for info in self.store.sessions(parent=self._log.uid, limit=MAX_PAGE)][
-            ::-1
-        ]
+        return [
+            self._of(self.store, info.log) for info in self.store.sessions(parent=self._log.number, limit=MAX_PAGE)
+        ][::-1]
 
     def compare(self, other: Session) -> Comparison:
         """The messages both share, then those of each side."""

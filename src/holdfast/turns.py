@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,26 +13,18 @@ from holdfast.log.ids import checked_name
 from holdfast.log.messages import Message
 from holdfast.log.view import view_of
 from holdfast.loop.crossing import off_thread, twin
-from holdfast.loop.drive import drive, drive_async
-from holdfast.loop.output import OutputShape
-from holdfast.loop.replay import (
-    Difference,
-    RecordedModel,
-    RecordedTurn,
-    Replay,
-    compared,
-    recorded_tools,
-    recorded_turns,
-)
-from holdfast.loop.response import Pending, Response
-from holdfast.loop.stream import StreamEvent, TurnDone
-from holdfast.loop.world import Settings, World
-from holdfast.models.base import Usage
 from holdfast.policy.budget import Budget
 from holdfast.stores.portable import message_of
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
+    from holdfast.loop.output import OutputShape
+    from holdfast.loop.replay import Difference, RecordedTurn, Replay
+    from holdfast.loop.response import Pending, Response
+    from holdfast.loop.settings import Settings
+    from holdfast.loop.stream import StreamEvent
+    from holdfast.loop.world import World
+    from holdfast.models.base import Usage
     from holdfast.stores.base import Log, Store
 
 LONGEST_PAUSE = 0.05
@@ -141,7 +132,7 @@ class Turns:
     ) -> Iterator[StreamEvent]:
         """Ask, and see the answer come. Leaving the loop early cancels the turn."""
         options = _options(temperature, max_tokens, tool_choice, stop)
-        shape = None if schema is None else OutputShape(schema)
+        shape = None if schema is None else _shape(schema)
         self._close_abandoned()
         events = self._turn(message, agent, shape, options, metadata, timeout)
         self._streams[threading.get_ident()] = events
@@ -161,7 +152,7 @@ class Turns:
         timeout: float | None = None,
     ) -> AsyncStream:
         options = _options(temperature, max_tokens, tool_choice, stop)
-        shape = None if schema is None else OutputShape(schema)
+        shape = None if schema is None else _shape(schema)
         return AsyncStream(self._turn_async(message, agent, shape, options, metadata, timeout))
 
     def json(
@@ -179,7 +170,7 @@ class Turns:
         """Ask for `response.output` of a shape: a pydantic model, dataclass, TypedDict or JSON Schema."""
         options = _options(temperature, max_tokens, None, stop)
         self._close_abandoned()
-        return _last(self._turn(message, agent, OutputShape(schema), options, metadata, timeout))
+        return _last(self._turn(message, agent, _shape(schema), options, metadata, timeout))
 
     async def json_async(
         self,
@@ -194,7 +185,7 @@ class Turns:
         timeout: float | None = None,
     ) -> Response:
         options = _options(temperature, max_tokens, None, stop)
-        return await _last_async(self._turn_async(message, agent, OutputShape(schema), options, metadata, timeout))
+        return await _last_async(self._turn_async(message, agent, _shape(schema), options, metadata, timeout))
 
     # -- the two drivers -------------------------------------------------------------------------------------------
 
@@ -207,6 +198,8 @@ class Turns:
         metadata: Mapping[str, Any] | None,
         timeout: float | None,
     ) -> Iterator[StreamEvent]:
+        from holdfast.loop.drive import drive  # the loop is loaded by those who run one
+
         question, wait = Message.of(message), self._wait(agent, timeout)
         while True:
             world = self._world(agent, shape, options)
@@ -229,6 +222,10 @@ class Turns:
         metadata: Mapping[str, Any] | None,
         timeout: float | None,
     ) -> AsyncIterator[StreamEvent]:
+        import asyncio
+
+        from holdfast.loop.drive import drive_async
+
         question, wait = Message.of(message), self._wait(agent, timeout)
         while True:
             world = self._world(agent, shape, options)
@@ -244,6 +241,8 @@ class Turns:
             await asyncio.sleep(wait.pause())
 
     def _world(self, agent: Agent | None, shape: OutputShape | None, options: Mapping[str, Any]) -> World:
+        from holdfast.loop.world import World
+
         settings = self._agent(agent).settings()
         return World(
             self.store,
@@ -285,6 +284,8 @@ class Turns:
             self._move("session.resumed", reason, actor)
         if view_of(self.store.head(self._log).view).turn is None:
             return None
+        from holdfast.loop.drive import drive
+
         wait = self._wait(agent, None)
         while True:
             world = self._world(agent, None, {})
@@ -304,6 +305,10 @@ class Turns:
             await off_thread(self._move, "session.resumed", reason, actor)
         if view_of((await off_thread(self.store.head, self._log)).view).turn is None:
             return None
+        import asyncio
+
+        from holdfast.loop.drive import drive_async
+
         wait = self._wait(agent, None)
         while True:
             world = self._world(agent, None, {})
@@ -337,6 +342,8 @@ class Turns:
     @property
     def pending(self) -> list[Pending]:
         """The calls that wait for a person's decision."""
+        from holdfast.loop.response import Pending
+
         turn = view_of(self.store.head(self._log).view).turn
         found = []
         for seq in () if turn is None else turn.pending.values():
@@ -374,6 +381,8 @@ class Turns:
 
         Nothing is asked and no tool runs; the report names the first thing that this agent would do differently.
         """
+        from holdfast.loop.replay import Replay, recorded_turns
+
         store, log = self.store, self._log
         rows = list(store.walk(log, 1, store.head(log).head))
         messages = {row.seq: message_of(store, log, row) for row in rows if row.type in MESSAGE_TYPES}
@@ -390,6 +399,10 @@ class Turns:
         return Replay(turns=len(turns), first_difference=difference, session=fork)
 
     def _replay_turn(self, number: int, turn: RecordedTurn, settings: Settings) -> Difference | None:
+        from holdfast.loop.drive import drive
+        from holdfast.loop.replay import RecordedModel, compared, recorded_tools
+        from holdfast.loop.world import World
+
         schema = turn.options.get("schema")
         tools = recorded_tools(list(settings.tools.values()), turn.results)
         world = World(
@@ -400,7 +413,7 @@ class Turns:
             ),
             session=self,
             temp=self._temp,
-            shape=None if schema is None else OutputShape(schema),
+            shape=None if schema is None else _shape(schema),
             options={name: value for name, value in turn.options.items() if name != "schema"},
         )
         before = self.store.head(self._log).head
@@ -422,6 +435,8 @@ class Turns:
     @property
     def usage(self) -> Usage:
         """Tokens of every model call of this session."""
+        from holdfast.models.base import Usage
+
         used = view_of(self.store.head(self._log).view).usage
         return Usage(**{name: used.get(name, 0) for name in Usage.__dataclass_fields__})
 
@@ -470,15 +485,21 @@ def _options(
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _shape(schema: object) -> OutputShape:
+    from holdfast.loop.output import OutputShape
+
+    return OutputShape(schema)
+
+
 def _last(events: Iterator[StreamEvent]) -> Response:
     for event in events:
-        if isinstance(event, TurnDone):
+        if event.type == "done":
             return event.response
     raise AssertionError("a turn ends with its response, or raises")
 
 
 async def _last_async(events: AsyncIterator[StreamEvent]) -> Response:
     async for event in events:
-        if isinstance(event, TurnDone):
+        if event.type == "done":
             return event.response
     raise AssertionError("a turn ends with its response, or raises")

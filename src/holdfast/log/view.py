@@ -20,7 +20,18 @@ Ranges = list[list[int]]  # [first, last] of seqs, in the order of the messages;
 
 # Events of these types change no view unless they belong to a turn, or bring a message while one is open.
 UNMARKED = frozenset(
-    ("message.added", "state.set", "state.deleted", "fact.added", "fact.updated", "fact.removed", "session.changed")
+    (
+        "entity.created",
+        "fact.added",
+        "fact.removed",
+        "fact.updated",
+        "message.added",
+        "session.changed",
+        "session.created",
+        "session.imported",
+        "state.deleted",
+        "state.set",
+    )
 )
 
 MOVES: dict[str, dict[str, str]] = {  # status -> legal move -> the event that records it

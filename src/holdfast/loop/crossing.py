@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
@@ -16,6 +15,8 @@ T = TypeVar("T")
 async def off_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking call on a thread. If the task is cancelled meanwhile, the call is awaited to its end first:
     an append under way is never left behind with nobody knowing what became of it."""
+    import asyncio  # whoever awaits this has it already; blocking programs need not load it
+
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
     work = loop.run_in_executor(None, partial(context.run, partial(call, *args, **kwargs)))

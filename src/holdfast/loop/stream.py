@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from holdfast.log.messages import Part
 from holdfast.models.base import InputJSONDelta, TextDelta, ThinkingDelta, Usage
@@ -18,41 +18,41 @@ class MessageStart:
 
     run_id: str
     step: int
-    type = "message_start"
+    type: ClassVar[Literal["message_start"]] = "message_start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentBlockStart:
     index: int
     content_block: Part
-    type = "content_block_start"
+    type: ClassVar[Literal["content_block_start"]] = "content_block_start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentBlockStop:
     index: int
-    type = "content_block_stop"
+    type: ClassVar[Literal["content_block_stop"]] = "content_block_stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDelta:
     stop_reason: str
     usage: Usage
-    type = "message_delta"
+    type: ClassVar[Literal["message_delta"]] = "message_delta"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageStop:
     """The reply is complete and stored."""
 
-    type = "message_stop"
+    type: ClassVar[Literal["message_stop"]] = "message_stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolProgress:
     call_id: str
     text: str
-    type = "tool_progress"
+    type: ClassVar[Literal["tool_progress"]] = "tool_progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ToolReturned:
     name: str
     content: str
     is_error: bool
-    type = "tool_result"
+    type: ClassVar[Literal["tool_result"]] = "tool_result"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class TurnDone:
     usage: Usage
     steps: int
     response: Response = field(repr=False)
-    type = "done"
+    type: ClassVar[Literal["done"]] = "done"
 
 
 StreamEvent = (

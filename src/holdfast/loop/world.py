@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from holdfast.log.view import MOVES, View, view_of
 from holdfast.loop.output import OutputShape
 from holdfast.loop.prompt import WINDOW_SHARE, facts_text, filled, history_of, loose_ends, names_in, own_events
 from holdfast.loop.response import Pending, Response
+from holdfast.loop.settings import Settings
 from holdfast.loop.toolrun import Batch
-from holdfast.loop.tools import BadArguments, Tool, ToolContext
+from holdfast.loop.tools import BadArguments, ToolContext
 from holdfast.loop.turn import Call, Rules, Work, settlement, tool_calls_of
-from holdfast.models.base import Model, ModelRequest, ToolSpec, Usage, repaired
+from holdfast.models.base import ModelRequest, ToolSpec, Usage, repaired
 from holdfast.policy.budget import Budget
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
@@ -31,21 +31,6 @@ from holdfast.stores.renewal import Renewal
 
 NO_CONTEXT = ToolContext()  # for tools that do not ask for one
 MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The agent, as the loop needs it."""
-
-    name: str | None
-    model: Model
-    tools: Mapping[str, Tool]
-    instructions: str | None
-    max_steps: int
-    timeout: float
-    output_key: str | None = None
-    extract: Callable[[Response], Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens, stop, tool_choice
 
 
 class World:

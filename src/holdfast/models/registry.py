@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from holdfast.errors import AuthenticationFailed, InvalidArgument
 from holdfast.ids import REAL
-from holdfast.models import anthropic, openai
-from holdfast.models.base import Model, ModelEvent, ModelRequest
 from holdfast.models.codec import Codec, Dialect, Endpoint
-from holdfast.models.wire import Wire
+
+if TYPE_CHECKING:
+    from holdfast.models.base import Model, ModelEvent, ModelRequest
+    from holdfast.models.wire import Wire
 
 DEFAULT_MODEL = "HOLDFAST_MODEL"  # the variable: "openai:gpt-4o"
 
@@ -25,7 +28,7 @@ class Provider:
     base_url: str
     keys: tuple[str, ...]
     url: str
-    codec: Codec = openai
+    codec: str = "openai"  # the module that speaks its format, loaded with the first call
     dialect: Dialect = field(default_factory=Dialect)
     needs_key: bool = True
     context_window: int = 128_000
@@ -42,7 +45,7 @@ PROVIDERS: dict[str, Provider] = {
         base_url="https://api.anthropic.com",
         keys=("ANTHROPIC_API_KEY",),
         url="ANTHROPIC_BASE_URL",
-        codec=anthropic,
+        codec="anthropic",
         context_window=200_000,
     ),
     "google": Provider(
@@ -154,7 +157,7 @@ class LanguageModel:
         self._structured = options.pop("structured", None)
         ids = options.pop("ids", None) or REAL
         connection = {name: options.pop(name) for name in _CONNECTION if options.get(name) is not None}
-        self._wire = Wire(ids=ids, **connection)
+        self._connection = {"ids": ids, **connection}
         self._defaults = {name: options.pop(name) for name in _DEFAULTS if name in options}
         self._options = {name: value for name, value in options.items() if value is not None}
         self._named: tuple[str, str] | None = None
@@ -222,9 +225,16 @@ class LanguageModel:
         provider, model = self._named or self._given
         return f"LanguageModel({f'{provider}:{model}' if provider or model else ''!r})"
 
+    @cached_property
+    def _wire(self) -> Wire:
+        from holdfast.models.wire import Wire
+
+        return Wire(**self._connection)
+
     def _codec(self) -> Codec:
         row = PROVIDERS.get(self.provider)
-        return row.codec if row else openai
+        codec: Codec = import_module(f"holdfast.models.{row.codec if row else 'openai'}")
+        return codec
 
     def _resolved(self) -> tuple[str, str]:
         if self._named is None:

@@ -62,7 +62,13 @@ class Log(NamedTuple):
     ancestry: tuple[tuple[int, int], ...] = ()  # (log, last seq taken from it), oldest first
     user_id: str | None = None
     app_name: str | None = None
-    parent: str | None = None  # uid
+    parent: int | None = None  # number of the log it was forked from
+
+    @property
+    def forebears(self) -> tuple[int, ...]:
+        """The logs that must not be purged before this one: its parent and every log it reads from."""
+        parent = () if self.parent is None else (self.parent,)
+        return tuple(sorted({*parent, *(number for number, _ in self.ancestry)}))
 
     def segments(self, first: int, last: int) -> list[tuple[int, int, int]]:
         """Which logs hold the events `first..last`, oldest first: (log, first, last)."""
@@ -217,13 +223,13 @@ class Store(SessionStore, ABC):
         status: str | None = None,
         limit: int = 50,
         after: str | None = None,
-        parent: str | None = None,
+        parent: int | None = None,
     ) -> list[Info]:
         """Sessions, newest first; `after` is the id of the last one of the page before."""
 
     @abstractmethod
-    def id_of(self, uid: str) -> str | None:
-        """The name of a log of this tenant, by its internal id; None once it is deleted."""
+    def id_of(self, number: int) -> str | None:
+        """The name of a log of this tenant, by its number; None once it is deleted."""
 
     # -- leases ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast.errors import InvalidId, StoreUnavailable
-from holdfast.ids import REAL, Ids
+from holdfast.ids import REAL, Ids, decode_ulid, encode_ulid
 from holdfast.log.events import Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.base import Fork, Info, Log, SessionStore
@@ -126,8 +126,7 @@ class DocumentStore(MemoryStore):
                 if packed["hash"] == kept.head.hash.hex() and packed["epoch"] == kept.head.epoch:
                     return known
                 self._drop(kept)
-            self._memory.last += 1
-            kept = _unpacked(packed, kind, id, self.tenant, self._memory.last)
+            kept = _unpacked(packed, kind, id, self.tenant)
             self._add(kept)
             return kept.log
 
@@ -136,8 +135,7 @@ class DocumentStore(MemoryStore):
         reader = MemoryStore(ids=self.ids, limits=self.limits)
         log = restore(reader, id, document)
         kept = reader._memory.logs[log.number]
-        self._memory.last += 1
-        kept = _unpacked(_packed(kept), "session", id, self.tenant, self._memory.last)
+        kept = _unpacked(_packed(kept), "session", id, self.tenant)
         self._add(kept)
         self._save(kept)
         return kept.log
@@ -155,16 +153,19 @@ class DocumentStore(MemoryStore):
         status: str | None = None,
         limit: int = 50,
         after: str | None = None,
-        parent: str | None = None,
+        parent: int | None = None,
     ) -> list[Info]:
         self._load_all()
         return super().sessions(
             user_id=user_id, app_name=app_name, status=status, limit=limit, after=after, parent=parent
         )
 
-    def id_of(self, uid: str) -> str | None:
+    def id_of(self, number: int) -> str | None:
         self._load_all()
-        return super().id_of(uid)
+        return super().id_of(number)
+
+    def _number(self, uid: str) -> int:
+        return decode_ulid(uid)  # the same in every process, and later ones are larger
 
     def _load_all(self) -> None:
         prefix = self._name_of("session", "") if self.tenant else ""
@@ -203,7 +204,7 @@ def _packed(kept: Kept) -> dict[str, Any]:
         "created_at": log.created_at,
         "user_id": log.user_id,
         "app_name": log.app_name,
-        "parent": log.parent,
+        "parent": None if log.parent is None else encode_ulid(log.parent >> 80, log.parent & (1 << 80) - 1),
         "hash": head.hash.hex(),
         "head": head.head,
         "epoch": head.epoch,
@@ -234,9 +235,9 @@ def _packed(kept: Kept) -> dict[str, Any]:
     }
 
 
-def _unpacked(packed: dict[str, Any], kind: str, id: str, tenant: str, number: int) -> Kept:
+def _unpacked(packed: dict[str, Any], kind: str, id: str, tenant: str) -> Kept:
     log = Log(
-        number=number,
+        number=decode_ulid(packed["uid"]),
         uid=packed["uid"],
         origin=packed["origin"],
         kind=kind,
@@ -244,7 +245,7 @@ def _unpacked(packed: dict[str, Any], kind: str, id: str, tenant: str, number: i
         created_at=packed["created_at"],
         user_id=packed["user_id"],
         app_name=packed["app_name"],
-        parent=packed["parent"],
+        parent=None if packed["parent"] is None else decode_ulid(packed["parent"]),
     )
     view, hash = _unb64(packed["view"]), bytes.fromhex(packed["hash"])
     assert view is not None

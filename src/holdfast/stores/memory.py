@@ -161,7 +161,9 @@ class MemoryStore(Store):
             now = self.ids.now()
             head = first_head(origin, now)
             kept = self._new(kind, id, self.ids.new(), origin, now, head, (of.get("user_id"), of.get("app_name")), None)
-            kept.log = kept.log._replace(parent=of.get("parent"))
+            parent = of.get("parent")
+            if parent is not None:
+                kept.log = kept.log._replace(parent=self._number(parent))
             batches = list(replay(head, rows, blobs))
             if batches:
                 kept.head = batches[-1].head
@@ -185,12 +187,14 @@ class MemoryStore(Store):
         owner: tuple[str | None, str | None],
         fork: Fork | None,
     ) -> Kept:
-        self._memory.last += 1
-        log = new_log(self._memory.last, uid, origin, kind, id, now, owner, fork)
+        log = new_log(self._number(uid), uid, origin, kind, id, now, owner, fork)
         kept = Kept(log, self.tenant, head)
-        if fork is not None:
-            kept.snapshots.append((fork.at, head.view))
         return kept
+
+    def _number(self, uid: str) -> int:
+        """The number of a new log: larger than those before, and never used again."""
+        self._memory.last += 1
+        return self._memory.last
 
     def _check_free(self, kind: str, id: str) -> None:
         if (self.tenant, kind, id) in self._memory.names:
@@ -215,15 +219,18 @@ class MemoryStore(Store):
                 raise SessionBusy(id, retry_after=lease.remaining)
             del self._memory.names[self.tenant, kind, id]
             kept.deleted = True
-            for candidate in (number, *(ancestor for ancestor, _ in reversed(kept.log.ancestry))):
-                self._purge(candidate)
+            self._purge(number)
             return True
 
     def _purge(self, number: int) -> None:
+        """Remove a dead log for good, unless another one needs it; then whatever was only waiting for it."""
         logs = self._memory.logs
-        needed = any(number in dict(other.log.ancestry) for other in logs.values())
-        if number in logs and logs[number].deleted and not needed:
-            del logs[number]
+        kept = logs.get(number)
+        if kept is None or not kept.deleted or any(number in other.log.forebears for other in logs.values()):
+            return
+        del logs[number]
+        for ancestor in reversed(kept.log.forebears):
+            self._purge(ancestor)
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -261,12 +268,10 @@ class MemoryStore(Store):
         with self._memory.lock:
             return self._kept(log).head
 
-    def id_of(self, uid: str) -> str | None:
+    def id_of(self, number: int) -> str | None:
         with self._memory.lock:
-            for kept in self._memory.logs.values():
-                if kept.log.uid == uid and kept.tenant == self.tenant and not kept.deleted:
-                    return kept.log.id
-            return None
+            kept = self._memory.logs.get(number)
+            return kept.log.id if kept is not None and kept.tenant == self.tenant and not kept.deleted else None
 
     def info(self, log: Log) -> Info:
         with self._memory.lock:
@@ -280,20 +285,20 @@ class MemoryStore(Store):
         status: str | None = None,
         limit: int = 50,
         after: str | None = None,
-        parent: str | None = None,
+        parent: int | None = None,
     ) -> list[Info]:
         with self._memory.lock:
-            last = self._memory.last + 1
+            last = None
             if after is not None:
-                last = self._memory.names.get((self.tenant, "session", after), 0)
-                if not last:
+                last = self._memory.names.get((self.tenant, "session", after))
+                if last is None:
                     raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
             found: list[Info] = []
             for number in sorted(self._memory.logs, reverse=True):
                 kept = self._memory.logs[number]
                 log = kept.log
                 if (
-                    number < last
+                    (last is None or number < last)
                     and not kept.deleted
                     and (kept.tenant, log.kind) == (self.tenant, "session")
                     and user_id in (None, log.user_id)

@@ -31,8 +31,9 @@ from holdfast.stores.rows import (
     session_row,
 )
 
-LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, s.parent
+LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent
     FROM holdfast.logs l LEFT JOIN holdfast.sessions s ON s.log = l.log"""
+DEAD = LOG + " WHERE l.log = %s AND l.id IS NULL"
 FIND = LOG + " WHERE l.tenant = %s AND l.kind = %s AND l.id = %s"
 HEAD = """SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM holdfast.logs
     WHERE log = %s AND id IS NOT NULL"""
@@ -66,10 +67,10 @@ HASH_AT = "SELECT hash, tokens FROM holdfast.events WHERE log = %s AND seq = %s"
 ADD_NAME = "INSERT INTO holdfast.names VALUES(%s,%s,%s,%s)"
 ADD_BLOB = "INSERT INTO holdfast.blobs VALUES(%s,%s,%s) ON CONFLICT DO NOTHING"
 ADD_SNAPSHOT = "INSERT INTO holdfast.snapshots VALUES(%s,%s,%s)"
-ADD_LOG = """INSERT INTO holdfast.logs(uid, origin, tenant, kind, id, base, ancestry, created_at,
+ADD_LOG = """INSERT INTO holdfast.logs(uid, origin, tenant, kind, id, base, ancestry, parent, created_at,
     head, hash, epoch, tokens, view, busy, marks, updated_at)
-    VALUES(%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s) RETURNING log"""
-ADD_SESSION = "INSERT INTO holdfast.sessions VALUES(%s,%s,%s,%s,%s,%s,%s,%s,%s)"
+    VALUES(%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s) RETURNING log"""
+ADD_SESSION = "INSERT INTO holdfast.sessions VALUES(%s,%s,%s,%s,%s,%s,%s,%s)"
 ADD_LINEAGE = "INSERT INTO holdfast.lineage VALUES(%s,%s)"
 SET_SESSION = {
     "status": "UPDATE holdfast.sessions SET status = %s WHERE log = %s",
@@ -87,11 +88,11 @@ RENEW = """UPDATE holdfast.leases SET expires = clock_timestamp() + make_interva
     WHERE log = %s AND epoch = %s RETURNING log"""
 DROP_LEASE = "DELETE FROM holdfast.leases WHERE log = %s AND epoch = %s"
 INFO = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry,
-    s.user_id, s.app_name, s.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
+    s.user_id, s.app_name, l.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
     FROM holdfast.sessions s JOIN holdfast.logs l ON l.log = s.log"""
 INFO_ONE = INFO + " WHERE s.log = %s"
 NUMBER_OF = "SELECT log FROM holdfast.logs WHERE tenant = %s AND kind = 'session' AND id = %s"
-ID_OF = "SELECT id FROM holdfast.logs WHERE tenant = %s AND uid = %s AND id IS NOT NULL"
+ID_OF = "SELECT id FROM holdfast.logs WHERE tenant = %s AND log = %s AND id IS NOT NULL"
 SCAN = """SELECT seq, at, type, header, tokens, body, tomb, hash
     FROM holdfast.events WHERE log = %s AND seq BETWEEN %s AND %s"""
 UNINDEXED = SCAN + " AND type = ANY(%s) ORDER BY seq LIMIT %s"
@@ -110,8 +111,7 @@ ADD_WORDS = "INSERT INTO holdfast.words VALUES(%s,%s,array_to_tsvector(%s::text[
 MATCH = """SELECT seq FROM holdfast.words WHERE log = %s AND seq BETWEEN %s AND %s AND words @@ %s::tsquery
     ORDER BY seq DESC LIMIT %s"""
 NEEDED = "SELECT 1 FROM holdfast.lineage WHERE ancestor = %s LIMIT 1"
-ANCESTORS = "SELECT ancestor FROM holdfast.lineage WHERE log = %s"
-IS_DEAD = "SELECT 1 FROM holdfast.logs WHERE log = %s AND id IS NULL"
+DROP_LINEAGE = "DELETE FROM holdfast.lineage WHERE ancestor = %s AND log = %s"
 SHARE_LOG = "SELECT 1 FROM holdfast.logs WHERE log = %s FOR SHARE"
 LOCK_LOG = "SELECT 1 FROM holdfast.logs WHERE log = %s FOR UPDATE"
 FREE_NAME = "UPDATE holdfast.logs SET id = NULL WHERE log = %s"
@@ -125,7 +125,6 @@ PURGE = (
     "DELETE FROM holdfast.snapshots WHERE log = %s",
     "DELETE FROM holdfast.blobs WHERE log = %s",
     "DELETE FROM holdfast.indexed WHERE log = %s",
-    "DELETE FROM holdfast.lineage WHERE log = %s",
     "DELETE FROM holdfast.logs WHERE log = %s",
 )
 
@@ -360,7 +359,7 @@ class PostgresStore(Store):
             log = new_log(0, uid, uid if fork is None else fork.parent.origin, kind, id, now, (user_id, app_name), fork)
             before = first_head(uid, now) if fork is None else forked_head(fork, now)
             batch = plan(id, before, asked, lease=None, at=moment.at, random=moment.random)
-            return self._add_log(db, log, before, [batch]), batch.head
+            return self._add_log(db, log, [batch]), batch.head
 
         log, head = self.server.transaction(job)
         if head is not None:
@@ -389,7 +388,7 @@ class PostgresStore(Store):
             batches = list(replay(before, rows, blobs))
             end = batches[-1].head if batches else before
             batches.append(plan(id, end, asked, lease=None, at=moment.at, random=moment.random))
-            return self._add_log(db, log, before, batches)
+            return self._add_log(db, log, batches)
 
         return self.server.transaction(job)
 
@@ -403,23 +402,21 @@ class PostgresStore(Store):
             raise SessionExists(id)
         return log
 
-    def _add_log(self, db: Connection, log: Log, before: Head, batches: Sequence[Batch]) -> Log:
+    def _add_log(self, db: Connection, log: Log, batches: Sequence[Batch]) -> Log:
         """Insert a log as its first batches leave it, and what they bring."""
         head = batches[-1].head
         changed: dict[str, Any] = {}
         for batch in batches:
             changed |= batch.session or {}
         values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
-        added = db.execute(ADD_LOG, (*values, log.created_at, *_head_columns(head))).fetchone()
+        added = db.execute(ADD_LOG, (*values, log.parent, log.created_at, *_head_columns(head))).fetchone()
         assert added is not None
         log = log._replace(number=added[0])
         with db.pipeline():
             if log.kind == "session":
                 db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed))
-            for ancestor, _ in log.ancestry:
+            for ancestor in log.forebears:
                 db.execute(ADD_LINEAGE, (ancestor, log.number))
-            if log.ancestry:
-                db.execute(ADD_SNAPSHOT, (log.number, log.base, before.view))
             for batch in batches:
                 self._write_events(db, log.number, batch)
         return log
@@ -440,23 +437,27 @@ class PostgresStore(Store):
                 raise SessionBusy(id, retry_after=lease.remaining)
             db.execute(FREE_NAME, (number,))
             db.execute(DROP_SESSION, (number,))
-            ancestors = [ancestor for (ancestor,) in db.execute(ANCESTORS, (number,)).fetchall()]
             crashpoint("inside remove")
-            for ancestor in sorted(ancestors):  # everybody locks in the same order
+            log = log_of(found)
+            for ancestor in log.forebears:  # everybody locks in the same order
                 db.execute(LOCK_LOG, (ancestor,))
-            self._purge(db, number)
-            for ancestor in sorted(ancestors, reverse=True):  # a deleted parent was only waiting for its last fork
-                if db.execute(IS_DEAD, (ancestor,)).fetchone() is not None:
-                    self._purge(db, ancestor)
+            self._purge(db, log)
             self._heads.forget(number)
             return True
 
         return self.server.transaction(job)
 
-    def _purge(self, db: Connection, number: int) -> None:
-        if db.execute(NEEDED, (number,)).fetchone() is None:
-            for statement in PURGE:
-                db.execute(statement, (number,))
+    def _purge(self, db: Connection, log: Log) -> None:
+        """Remove a dead log for good, unless another one needs it; then whatever was only waiting for it."""
+        if db.execute(NEEDED, (log.number,)).fetchone() is not None:
+            return
+        for statement in PURGE:
+            db.execute(statement, (log.number,))
+        for ancestor in reversed(log.forebears):
+            db.execute(DROP_LINEAGE, (ancestor, log.number))
+            dead = db.execute(DEAD, (ancestor,)).fetchone()
+            if dead is not None:
+                self._purge(db, log_of(dead))
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -486,8 +487,8 @@ class PostgresStore(Store):
             raise SessionNotFound(log.id)
         return info_of(found)
 
-    def id_of(self, uid: str) -> str | None:
-        found = self.server.fetch_one(ID_OF, (self.tenant, uid))
+    def id_of(self, number: int) -> str | None:
+        found = self.server.fetch_one(ID_OF, (self.tenant, number))
         return None if found is None else found[0]
 
     def sessions(
@@ -498,7 +499,7 @@ class PostgresStore(Store):
         status: str | None = None,
         limit: int = 50,
         after: str | None = None,
-        parent: str | None = None,
+        parent: int | None = None,
     ) -> list[Info]:
         where: list[str] = ["s.tenant = %s"]
         values: list[Any] = [self.tenant]
@@ -506,7 +507,8 @@ class PostgresStore(Store):
             ("s.user_id = %s", user_id and user_id.encode()),
             ("s.app_name = %s", app_name and app_name.encode()),
             ("s.status = %s", status),
-            ("s.parent = %s", parent),
+            ("s.log IN (SELECT log FROM holdfast.lineage WHERE ancestor = %s)", parent),
+            ("l.parent = %s", parent),
         ):
             if value is not None:
                 where.append(clause)

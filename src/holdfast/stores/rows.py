@@ -56,7 +56,7 @@ def new_log(
         ancestry=() if fork is None else tuple((n, last) for n, _, last in fork.parent.segments(1, fork.at)),
         user_id=owner[0],
         app_name=owner[1],
-        parent=None if fork is None else fork.parent.uid,
+        parent=None if fork is None else fork.parent.number,
     )
 
 
@@ -67,7 +67,7 @@ def session_row(log: Log, tenant: str, head: Head, changed: dict[str, Any]) -> t
     columns = session_columns(changed)
     status = view_of(head.view).status
     found = (columns.get(name) for name in ("title", "metadata", "work_dir"))
-    return (log.number, tenant, user, app, status, log.parent, *found)
+    return (log.number, tenant, user, app, status, *found)
 
 
 def info_of(columns: Sequence[Any]) -> Info:

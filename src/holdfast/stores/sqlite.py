@@ -29,8 +29,9 @@ from holdfast.stores.rows import (
 from holdfast.stores.sqlite_file import Connection, SQLiteFile, many, one
 
 SHIFT = 32
-LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, s.parent
+LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent
     FROM logs l LEFT JOIN sessions s ON s.log = l.log"""
+DEAD = LOG + " WHERE l.log = ? AND l.id IS NULL"
 FIND = LOG + " WHERE l.tenant = ? AND l.kind = ? AND l.id = ?"
 HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM logs WHERE log = ? AND id IS NOT NULL"
 MOVE = "UPDATE logs SET head=?, hash=?, epoch=?, tokens=?, view=?, busy=?, marks=?, updated_at=? WHERE log = ?"
@@ -39,9 +40,9 @@ ADD_EVENT = "INSERT INTO events(event, at, type, header, tokens, body, tomb, has
 ADD_NAME = "INSERT INTO names VALUES(?,?,?,?)"
 ADD_BLOB = "INSERT INTO blobs VALUES(?,?,?) ON CONFLICT DO NOTHING"
 ADD_SNAPSHOT = "INSERT INTO snapshots VALUES(?,?,?)"
-ADD_LOG = """INSERT INTO logs(uid, origin, tenant, kind, id, base, ancestry, created_at,
-    head, hash, epoch, tokens, view, busy, marks, updated_at) VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) RETURNING log"""
-ADD_SESSION = "INSERT INTO sessions VALUES(?,?,?,?,?,?,?,?,?)"
+ADD_LOG = """INSERT INTO logs(uid, origin, tenant, kind, id, base, ancestry, parent, created_at,
+    head, hash, epoch, tokens, view, busy, marks, updated_at) VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) RETURNING log"""
+ADD_SESSION = "INSERT INTO sessions VALUES(?,?,?,?,?,?,?,?)"
 ADD_LINEAGE = "INSERT INTO lineage VALUES(?,?)"
 SET_SESSION = {
     "status": "UPDATE sessions SET status = ? WHERE log = ?",
@@ -56,14 +57,14 @@ TAKE_LEASE = "INSERT OR REPLACE INTO leases VALUES(?,?,?,?,?)"
 RENEW = "UPDATE leases SET expires = ?, boot = ? WHERE log = ? AND epoch = ? RETURNING log"
 DROP_LEASE = "DELETE FROM leases WHERE log = ? AND epoch = ?"
 INFO = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry,
-    s.user_id, s.app_name, s.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
+    s.user_id, s.app_name, l.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
     FROM sessions s JOIN logs l ON l.log = s.log"""
 INFO_ONE = INFO + " WHERE s.log = ?"
 NUMBER_OF = "SELECT log FROM logs WHERE tenant = ? AND kind = 'session' AND id = ?"
 SCAN = """SELECT event & 4294967295, at, type, header, tokens, body, tomb, hash
     FROM events WHERE event BETWEEN ? AND ?"""
 COUNT = "SELECT count(*) FROM events WHERE event BETWEEN ? AND ? AND type IN (?,?,?)"
-ID_OF = "SELECT id FROM logs WHERE tenant = ? AND uid = ? AND id IS NOT NULL"
+ID_OF = "SELECT id FROM logs WHERE tenant = ? AND log = ? AND id IS NOT NULL"
 NAME = """SELECT n.ref, e.event & 4294967295, e.at, e.type, e.header, e.tokens, e.body, e.tomb, e.hash
     FROM names n LEFT JOIN events e ON e.event = (n.log << 32 | n.ref)
     WHERE n.log = ? AND n.name = ? AND n.seq <= ? ORDER BY n.seq DESC LIMIT 1"""
@@ -77,8 +78,7 @@ SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET up
 ADD_WORDS = "INSERT INTO words(rowid, text) VALUES(?,?)"
 MATCH = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid DESC LIMIT ?"
 NEEDED = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
-ANCESTORS = "SELECT ancestor FROM lineage WHERE log = ?"
-IS_DEAD = "SELECT 1 FROM logs WHERE log = ? AND id IS NULL"
+DROP_LINEAGE = "DELETE FROM lineage WHERE ancestor = ? AND log = ?"
 FREE_NAME = "UPDATE logs SET id = NULL WHERE log = ?"
 DROP_SESSION = "DELETE FROM sessions WHERE log = ?"
 FORGET_WORDS = "DELETE FROM words WHERE rowid BETWEEN ? AND ?"
@@ -89,7 +89,6 @@ PURGE = (
     "DELETE FROM snapshots WHERE log = ?",
     "DELETE FROM blobs WHERE log = ?",
     "DELETE FROM indexed WHERE log = ?",
-    "DELETE FROM lineage WHERE log = ?",
     "DELETE FROM logs WHERE log = ?",
 )
 PURGE_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
@@ -238,7 +237,7 @@ class SQLiteStore(Store):
             log = new_log(0, uid, uid if fork is None else fork.parent.origin, kind, id, now, (user_id, app_name), fork)
             before = first_head(uid, now) if fork is None else forked_head(fork, now)
             batch = plan(id, before, asked, lease=None, at=self.ids.now(), random=self.ids.random)
-            return self._add_log(db, log, before, [batch])
+            return self._add_log(db, log, [batch])
 
         return self.file.write(job)
 
@@ -263,25 +262,24 @@ class SQLiteStore(Store):
             batches = list(replay(before, rows, blobs))
             end = batches[-1].head if batches else before
             batches.append(plan(id, end, asked, lease=None, at=self.ids.now(), random=self.ids.random))
-            return self._add_log(db, log, before, batches)
+            return self._add_log(db, log, batches)
 
         return self.file.write(job)
 
-    def _add_log(self, db: Connection, log: Log, before: Head, batches: Sequence[Batch]) -> Log:
+    def _add_log(self, db: Connection, log: Log, batches: Sequence[Batch]) -> Log:
         """Insert a log as its first batches leave it, and what they bring."""
         head = batches[-1].head
         changed: dict[str, Any] = {}
         for batch in batches:
             changed |= batch.session or {}
         values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
-        added = one(db, ADD_LOG, (*values, log.created_at, *_head_columns(head)))
+        added = one(db, ADD_LOG, (*values, log.parent, log.created_at, *_head_columns(head)))
         assert added is not None
         log = log._replace(number=added[0])
         if log.kind == "session":
             db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed))
-        if log.ancestry:
-            db.executemany(ADD_LINEAGE, [(ancestor, log.number) for ancestor, _ in log.ancestry])
-            db.execute(ADD_SNAPSHOT, (log.number, log.base, before.view))
+        if log.forebears:
+            db.executemany(ADD_LINEAGE, [(ancestor, log.number) for ancestor in log.forebears])
         for batch in batches:
             self._write_events(db, log.number, batch)
             self._write_rest(db, log.number, batch)
@@ -298,17 +296,15 @@ class SQLiteStore(Store):
                 raise SessionBusy(id, retry_after=lease.remaining)
             db.execute(FREE_NAME, (number,))
             db.execute(DROP_SESSION, (number,))
-            ancestors = [ancestor for (ancestor,) in many(db, ANCESTORS, (number,))]
             crashpoint("inside remove")
-            self._purge(db, number)
-            for ancestor in sorted(ancestors, reverse=True):  # a deleted parent was only waiting for its last fork
-                if one(db, IS_DEAD, (ancestor,)) is not None:
-                    self._purge(db, ancestor)
+            self._purge(db, log_of(found))
             return True
 
         return self.file.write(job)
 
-    def _purge(self, db: Connection, number: int) -> None:
+    def _purge(self, db: Connection, log: Log) -> None:
+        """Remove a dead log for good, unless another one needs it; then whatever was only waiting for it."""
+        number = log.number
         if one(db, NEEDED, (number,)) is not None:
             return
         bounds = (number << SHIFT, (number + 1 << SHIFT) - 1)
@@ -316,6 +312,11 @@ class SQLiteStore(Store):
         db.execute(FORGET_WORDS, bounds)
         for statement in PURGE:
             db.execute(statement, (number,))
+        for ancestor in reversed(log.forebears):
+            db.execute(DROP_LINEAGE, (ancestor, number))
+            dead = one(db, DEAD, (ancestor,))
+            if dead is not None:
+                self._purge(db, log_of(dead))
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -352,8 +353,8 @@ class SQLiteStore(Store):
             raise SessionNotFound(log.id)
         return found
 
-    def id_of(self, uid: str) -> str | None:
-        found = self.file.read(lambda db: one(db, ID_OF, (self.tenant, uid)))
+    def id_of(self, number: int) -> str | None:
+        found = self.file.read(lambda db: one(db, ID_OF, (self.tenant, number)))
         return None if found is None else found[0]
 
     def info(self, log: Log) -> Info:
@@ -370,7 +371,7 @@ class SQLiteStore(Store):
         status: str | None = None,
         limit: int = 50,
         after: str | None = None,
-        parent: str | None = None,
+        parent: int | None = None,
     ) -> list[Info]:
         clauses: list[str] = ["s.tenant = ?"]
         values: list[Any] = [self.tenant]
@@ -378,7 +379,8 @@ class SQLiteStore(Store):
             ("s.user_id = ?", user_id and user_id.encode()),
             ("s.app_name = ?", app_name and app_name.encode()),
             ("s.status = ?", status),
-            ("s.parent = ?", parent),
+            ("s.log IN (SELECT log FROM lineage WHERE ancestor = ?)", parent),
+            ("l.parent = ?", parent),
         ):
             if value is not None:
                 clauses.append(clause)

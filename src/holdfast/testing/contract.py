@@ -351,7 +351,7 @@ class StoreContract:
         assert theirs.uid != log.uid
         assert other.remove("session", "s") is True
         assert store.find("session", "s") == log
-        assert other.id_of(log.uid) is None
+        assert other.id_of(log.number) is None
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
@@ -380,10 +380,10 @@ class StoreContract:
     def test_a_fork_outlives_its_parent(self, store: Store, log: Log) -> None:
         store.append(log, [note("shared")])
         fork = self.forked(store, log, "f", 2)
-        assert store.id_of(fork.parent or "") == "s"
+        assert store.id_of(fork.parent or 0) == "s"
         assert store.remove("session", "s")
         assert texts(store.read(fork)) == ["shared"]
-        assert store.id_of(fork.parent or "") is None
+        assert store.id_of(fork.parent or 0) is None
         assert store.verify(fork)
         assert store.remove("session", "f")
         assert store.find("session", "f") is None

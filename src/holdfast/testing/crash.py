@@ -57,6 +57,7 @@ class Child:
     def __init__(self, work: Work, *, at: Point | None = None, trace: bool = False) -> None:
         self.acknowledged: list[Any] = []  # as far as it was read
         self.passed: list[str] = []  # crash points, if traced
+        self._taken = 0  # how many of them `next` gave
         self._error: str | None = None
         self._buffer = b""
         self._status: int | None = None
@@ -80,12 +81,12 @@ class Child:
 
     def next(self, patience: float = PATIENCE) -> Any:  # noqa: ANN401 - any JSON
         """The next thing that is acknowledged; EOFError if the child ended instead, TimeoutError if it takes long."""
-        known = len(self.acknowledged)
         deadline = time.monotonic() + patience
-        while len(self.acknowledged) == known:
+        while len(self.acknowledged) == self._taken:
             if not self._read(deadline):
                 raise EOFError(self._error or "the child ended and acknowledged nothing more")
-        return self.acknowledged[known]
+        self._taken += 1
+        return self.acknowledged[self._taken - 1]
 
     def kill(self) -> End:
         """End it at once, whatever it does."""
@@ -104,13 +105,15 @@ class Child:
         return End(acknowledged=self.acknowledged, killed=killed, error=self._error)
 
     def watch(self, seconds: float) -> bool:
-        """Take in what it tells for so long; True as soon as it ended."""
+        """Take in what it tells for so long, so that `next` waits for what comes later; True as soon as it ended."""
         deadline = time.monotonic() + seconds
         try:
             while self._status is None and self._read(deadline):
                 pass
         except TimeoutError:
             return False
+        finally:
+            self._taken = len(self.acknowledged)
         return True
 
     def _read(self, deadline: float) -> bool:

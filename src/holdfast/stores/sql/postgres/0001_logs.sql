@@ -1,12 +1,13 @@
 CREATE TABLE holdfast.logs(
     log BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,  -- never reused
-    uid TEXT COLLATE "C" NOT NULL UNIQUE,
+    uid TEXT COLLATE "C" NOT NULL,
     origin TEXT NOT NULL,
     tenant TEXT COLLATE "C" NOT NULL,
     kind TEXT COLLATE "C" NOT NULL,
     id TEXT COLLATE "C",                                  -- NULL once deleted: the name is free again
     base BIGINT NOT NULL,
     ancestry BYTEA,
+    parent BIGINT,                                        -- the log it was forked from
     created_at BIGINT NOT NULL,
     head BIGINT NOT NULL,
     hash BYTEA NOT NULL,
@@ -48,7 +49,6 @@ CREATE TABLE holdfast.sessions(
     user_id BYTEA,
     app_name BYTEA,
     status TEXT NOT NULL,
-    parent TEXT COLLATE "C",
     title BYTEA,
     metadata BYTEA,
     work_dir BYTEA
@@ -56,7 +56,6 @@ CREATE TABLE holdfast.sessions(
 CREATE INDEX session_by_tenant ON holdfast.sessions(tenant, log);
 CREATE INDEX session_by_user ON holdfast.sessions(tenant, user_id, log) WHERE user_id IS NOT NULL;
 CREATE INDEX session_by_app ON holdfast.sessions(tenant, app_name, log) WHERE app_name IS NOT NULL;
-CREATE INDEX session_by_parent ON holdfast.sessions(parent) WHERE parent IS NOT NULL;
 
 CREATE TABLE holdfast.once(
     log BIGINT NOT NULL,
@@ -89,12 +88,11 @@ CREATE TABLE holdfast.blobs(
     PRIMARY KEY(log, digest)
 );
 
-CREATE TABLE holdfast.lineage(
+CREATE TABLE holdfast.lineage(                            -- who must outlive whom: a log's parent, and every log it reads from
     ancestor BIGINT NOT NULL,
     log BIGINT NOT NULL,
     PRIMARY KEY(ancestor, log)
 );
-CREATE INDEX lineage_by_log ON holdfast.lineage(log);
 
 CREATE TABLE holdfast.indexed(
     log BIGINT PRIMARY KEY,

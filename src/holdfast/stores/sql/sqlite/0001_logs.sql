@@ -1,12 +1,13 @@
 CREATE TABLE logs(
     log INTEGER PRIMARY KEY AUTOINCREMENT,  -- never reused
-    uid TEXT NOT NULL UNIQUE,
+    uid TEXT NOT NULL,
     origin TEXT NOT NULL,
     tenant TEXT NOT NULL,
     kind TEXT NOT NULL,
     id TEXT,                                -- NULL once deleted: the name is free again
     base INTEGER NOT NULL,
     ancestry BLOB,
+    parent INTEGER,                         -- the log it was forked from
     created_at INTEGER NOT NULL,
     head INTEGER NOT NULL,
     hash BLOB NOT NULL,
@@ -46,7 +47,6 @@ CREATE TABLE sessions(
     user_id BLOB,
     app_name BLOB,
     status TEXT NOT NULL,
-    parent TEXT,
     title BLOB,
     metadata BLOB,
     work_dir BLOB
@@ -54,7 +54,6 @@ CREATE TABLE sessions(
 CREATE INDEX session_by_tenant ON sessions(tenant, log);
 CREATE INDEX session_by_user ON sessions(tenant, user_id, log) WHERE user_id IS NOT NULL;
 CREATE INDEX session_by_app ON sessions(tenant, app_name, log) WHERE app_name IS NOT NULL;
-CREATE INDEX session_by_parent ON sessions(parent) WHERE parent IS NOT NULL;
 
 CREATE TABLE once(
     log INTEGER NOT NULL,
@@ -88,12 +87,11 @@ CREATE TABLE blobs(
     UNIQUE(log, digest)
 ) STRICT;
 
-CREATE TABLE lineage(
+CREATE TABLE lineage(                       -- who must outlive whom: a log's parent, and every log it reads from
     ancestor INTEGER NOT NULL,
     log INTEGER NOT NULL,
     PRIMARY KEY(ancestor, log)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX lineage_by_log ON lineage(log);
 
 CREATE TABLE indexed(
     log INTEGER PRIMARY KEY,
