@@ -202,7 +202,7 @@ class Message:
             found |= {"tool_call_id": results[0].call_id, "content": results[0].content}
             if results[0].is_error:
                 found["is_error"] = True
-        elif results:
+        elif results or self.role == "tool":
             found["content"] = [_part_to_dict(part) for part in self.parts]
         else:
             if not rest:

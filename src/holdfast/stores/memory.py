@@ -188,8 +188,7 @@ class MemoryStore(Store):
         fork: Fork | None,
     ) -> Kept:
         log = new_log(self._number(uid), uid, origin, kind, id, now, owner, fork)
-        kept = Kept(log, self.tenant, head)
-        return kept
+        return Kept(log, self.tenant, head)
 
     def _number(self, uid: str) -> int:
         """The number of a new log: larger than those before, and never used again."""

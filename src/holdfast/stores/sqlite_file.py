@@ -51,19 +51,30 @@ RECORD_MIGRATION = "INSERT INTO migrations VALUES(?,?,?)"
 _files: weakref.WeakSet[SQLiteFile] = weakref.WeakSet()  # those that a fork must know of
 
 
+_forking = threading.RLock()  # nobody opens or closes a file while this process forks
+_quiet: list[SQLiteFile] = []  # those that stand still for it
+
+
 def _before_fork() -> None:
-    for file in list(_files):
+    _forking.acquire()
+    _quiet.extend(_files)
+    for file in _quiet:
         file.quiesce()
 
 
 def _after_fork_in_parent() -> None:
-    for file in list(_files):
+    for file in _quiet:
         file.go_on()
+    _quiet.clear()
+    _forking.release()
 
 
 def _after_fork_in_child() -> None:
-    for file in list(_files):
+    global _forking
+    for file in _quiet:
         file.leave_to_parent()
+    _quiet.clear()
+    _forking = threading.RLock()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
@@ -95,8 +106,9 @@ class SQLiteFile:
         self.closed = False
         self.max_batch = MAX_BATCH
         self._fresh_locks()
-        self._open()
-        _files.add(self)
+        with _forking:
+            self._open()
+            _files.add(self)
 
     def _fresh_locks(self) -> None:
         self._opening = threading.Lock()
@@ -298,6 +310,8 @@ class SQLiteFile:
                     job.wake.release()
 
     def _commit(self, batch: list[_Job]) -> None:
+        if self.closed:
+            raise StoreClosed(f"the store of {self.path} was closed: open a new one")
         if self.poisoned:
             raise StorePoisoned(self.poisoned)
         db = self._writer
@@ -372,30 +386,26 @@ class SQLiteFile:
         if self.closed:
             raise StoreClosed(f"the store of {self.path} was closed: open a new one")
         if self._stale:
-            with self._opening:
+            with _forking, self._opening:
                 if self._stale:
                     self._open()
 
     def close(self) -> None:
         """Close every connection of this process. Writes under way are finished first."""
-        if self.closed:
-            return
-        if self._stale:
+        with _forking, self._writing:
+            if self.closed:
+                return
             self.closed = True
-            return
-        try:
-            self.write(lambda _db: self._mark_closed())
-        except StoreError:  # poisoned, full or locked: there is nothing to finish
-            self.closed = True
-        for db in (*self._readers, self._writer):
-            try:
-                db.close()
-            except apsw.Error:
-                db.close(True)  # the last checkpoint failed: the log stays, and is read when the file is opened again
-        self._readers.clear()
-
-    def _mark_closed(self) -> None:
-        self.closed = True
+            if self._stale:
+                return
+            for db in (*self._readers, self._writer):
+                try:
+                    db.close()
+                except apsw.Error:
+                    db.close(
+                        True
+                    )  # the last checkpoint failed: the log stays, and is read when the file is opened again
+            self._readers.clear()
 
 
 def one(db: Connection, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
