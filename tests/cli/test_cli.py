@@ -22,11 +22,15 @@ def test_the_demo_tells_its_story_and_leaves_a_real_database(tmp_path: Path) -> 
     found = holdfast("demo", "--json", "--keep", tmp_path / "kept.db")
     assert found.returncode == 0, found.stderr
     steps = [json.loads(line) for line in found.stdout.splitlines()]
-    assert len(steps) == 4
+    assert len(steps) == 5
     assert steps[0]["lines"][-1] == "(killed by SIGKILL)"
     assert "user: My name is Alice." in steps[1]["lines"]
     assert not any("never finished" in line for line in steps[1]["lines"])
-    assert steps[3]["lines"][-1] == "with one word changed: event 6 was altered"
+    assert "(killed by SIGKILL)" in steps[2]["lines"]
+    assert "here: 'Book me a train to Bremen.' is unfinished, unknown: ['book']" in steps[2]["lines"]
+    assert steps[2]["lines"].count("booking the 9:04 to Bremen …") == 1
+    assert "cannot tell" in steps[2]["lines"][-1]
+    assert "was altered" in steps[4]["lines"][-1]
     with SQLiteStore(tmp_path / "kept.db") as store:
         assert Session.open("demo", store=store).verify()
 

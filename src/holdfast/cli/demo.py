@@ -10,9 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from holdfast import Message, Session
+from holdfast import Agent, Message, Session, tool
+from holdfast.log.messages import ToolResult
+from holdfast.models.base import ModelRequest
 from holdfast.stores import SQLiteStore
+from holdfast.testing import call
 
 SESSION = "demo"
 
@@ -36,6 +40,7 @@ def tell(keep: Path | None = None) -> Iterator[Step]:
         with SQLiteStore(path) as store:
             session = Session.open(SESSION, store=store)
             yield _remembered(session)
+            yield _finished(session, path)
             yield _forked(session)
             yield _proved(session, path.parent)
 
@@ -61,13 +66,56 @@ def _remembered(session: Session) -> Step:
     )
 
 
+def _finished(session: Session, path: Path) -> Step:
+    """A process dies inside a tool, in the middle of a turn; this one takes the turn up."""
+    child = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.demo", str(path), "turn"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    unfinished = session.unfinished
+    lines = [*child.stdout.splitlines(), f"(killed by {signal.Signals(-child.returncode).name})"]
+    if unfinished is not None:
+        lines.append(f"here: {unfinished.question!r} is unfinished, unknown: {unfinished.unknown_calls}")
+    response = session.resume(_traveller())
+    if response is not None:
+        lines += [
+            f"{message.author}: {message.text or [c.name for c in message.tool_calls]}" for message in response.messages
+        ]
+    return Step("3. A process is killed inside a tool; this one finishes its turn, and runs nothing twice.", lines)
+
+
+def _traveller() -> Agent:
+    """An agent without a network: it looks trains up, books one, and says what came of it."""
+
+    @tool(idempotent=True)
+    def find_train(to: str) -> str:
+        """Find a train."""
+        return f"the 9:04 to {to}"
+
+    @tool
+    def book(train: str) -> str:
+        """Book a train; booking twice costs twice."""
+        print(f"booking {train} …", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "never told"
+
+    def answer(request: ModelRequest) -> Any:  # noqa: ANN401 - a script item
+        done = [part for message in request.messages[-6:] for part in message.parts if isinstance(part, ToolResult)]
+        if not done:
+            return call("find_train", {"to": "Bremen"})
+        if len(done) == 1:
+            return call("book", {"train": done[0].content})
+        return "I cannot tell whether the train was booked: I will look it up before I try again."
+
+    return Agent(name="traveller", provider="scripted", script=answer, tools=[find_train, book])
+
+
 def _forked(session: Session) -> Step:
     alternative = session.fork("demo-alternative")
     session.add_messages([Message.user("Then let us go by train."), Message.assistant("The train leaves at nine.")])
     alternative.add_message(Message.user("Then let us fly."))
     found = session.compare(alternative)
     return Step(
-        "3. It is forked, both sides go on, and the two are compared.",
+        "4. It is forked, both sides go on, and the two are compared.",
         [
             f"in common: {len(found.common)} messages",
             f"{session.id}: {[message.text for message in found.mine]}",
@@ -86,7 +134,7 @@ def _proved(session: Session, folder: Path) -> Step:
 
     found = read_jsonl(forged).verify()
     return Step(
-        "4. The log is verified and exported; a forged export is caught.",
+        "5. The log is verified and exported; a forged export is caught.",
         [
             f"verify(): {'holds' if verdict else verdict.reason}, {verdict.checked} events",
             f"exported {len(lines)} lines, {exported.stat().st_size} bytes",
@@ -111,5 +159,11 @@ def _talk(path: str) -> None:
     session.add_messages([Message.user(f"This turn is never finished ({part} of 4).") for part in range(1, 5)])
 
 
+def _travel(path: str) -> None:
+    """The process that is killed inside a tool."""
+    print("asking for a train to Bremen", flush=True)
+    Session.open(SESSION, store=SQLiteStore(path)).run("Book me a train to Bremen.", agent=_traveller())
+
+
 if __name__ == "__main__":
-    _talk(sys.argv[1])
+    (_travel if sys.argv[2:] else _talk)(sys.argv[1])

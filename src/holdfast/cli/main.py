@@ -21,7 +21,7 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a step, for scripts.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Keep the database in this file.")
 def demo(as_json: bool, keep: Path | None) -> None:
-    """A session remembers, its process is killed, it is reopened, forked, compared, verified and exported.
+    """A process is killed while it writes, and another inside a tool; what is left is finished, forked and verified.
 
     Needs no key and no network.
     """

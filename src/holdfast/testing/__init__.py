@@ -1,7 +1,21 @@
-"""Kits for testing what you build on holdfast: the contract of a store, crashes, faults and power loss."""
+"""Kits for testing what you build on holdfast: scripted replies, the contract of a store, crashes, faults, power loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from holdfast.ids import FixedIds
 from holdfast.models.scripted import call, error
-from holdfast.testing.contract import StoreContract
+
+if TYPE_CHECKING:
+    from holdfast.testing.contract import StoreContract
 
 __all__ = ["FixedIds", "StoreContract", "call", "error"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class
+    if name != "StoreContract":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from holdfast.testing.contract import StoreContract  # needs pytest, which scripted replies do not
+
+    return StoreContract
