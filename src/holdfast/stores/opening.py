@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 
@@ -34,6 +35,13 @@ def open_store(store: Store | SessionStore | str | None) -> Store:
         if id(store) not in _adapted:
             _adapted[id(store)] = DocumentStore(store)
         return _adapted[id(store)]
+
+
+@atexit.register
+def _close_all() -> None:
+    """Nobody else knows the stores that were opened by name."""
+    for store in _by_url.values():
+        store.close()
 
 
 def _from_url(url: str) -> Store:

@@ -85,7 +85,11 @@ class PostgresServer:
         limit = int(patience * 1000)
         limits = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
         self._conninfo = psycopg.conninfo.make_conninfo(dsn, options=f"{known.get('options') or ''} {limits}".strip())
-        self.unit(self._migrate)
+        try:
+            self.unit(self._migrate)
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self) -> None:
         self.heads: dict[int, Any] = {}  # what a store knows of its logs; per process, like the connections

@@ -1,4 +1,4 @@
-"""Kits for testing what you build on holdfast: scripted replies, the contract of a store, crashes, faults, power loss."""
+"""Kits for testing what you build on holdfast: scripted replies, a store contract, crashes, faults, power loss."""
 
 from __future__ import annotations
 
