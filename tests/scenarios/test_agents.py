@@ -786,3 +786,50 @@ def test_a_decided_turn_is_resumed_and_not_overrun(store: Store, ask: Ask) -> No
         ask(session, "something else")
     assert session.resume() is not None
     assert paid == [5]
+
+
+def test_what_a_tool_did_is_recorded_although_the_budget_ends_there(store: Store, ask: Ask) -> None:
+    agent = scripted(call("get_user_orders", {"user_id": "a"}), "never", tools=[get_user_orders])
+    session = agent.session(store=store, budget=Budget(steps=1))
+    with pytest.raises(BudgetExceeded):
+        ask(session, "go")
+    assert types(session)[-2:] == ["tool.returned", "turn.failed"]
+    assert session.messages == []
+
+
+def test_a_cancelled_turn_does_not_hide_what_its_tools_did(store: Store) -> None:
+    seen: list[ModelRequest] = []
+
+    def last(request: ModelRequest) -> str:
+        seen.append(request)
+        return "ok"
+
+    session = scripted(call("get_user_orders", {"user_id": "a"}), last, tools=[get_user_orders]).session(store=store)
+    for event in session.stream("go"):
+        if event.type == "tool_result":
+            break
+    gc.collect()
+    session.run("again")
+    assert types(session).count("tool.returned") == 1
+    assert "already finished: get_user_orders" in seen[0].system_texts[-1]
+
+
+async def test_a_cancelled_call_is_told_as_unknown(store: Store) -> None:
+    @tool
+    async def forever() -> str:
+        started.set()
+        await asyncio.sleep(3600)
+        return "never"
+
+    seen: list[ModelRequest] = []
+    started = asyncio.Event()
+    session = scripted(call("forever"), lambda request: seen.append(request) or "ok", tools=[forever]).session(
+        store=store
+    )
+    task = asyncio.create_task(session.run_async("go"))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await session.run_async("again")
+    assert "may or may not have taken effect: forever" in seen[0].system_texts[-1]

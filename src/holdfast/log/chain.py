@@ -24,9 +24,13 @@ def genesis(origin: str) -> bytes:
     return sha256(b"holdfast log\n" + origin.encode()).digest()
 
 
+# Levels that an event adds around a value that somebody gave.
+_ROOM = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3}
+
+
 def payloads(drafts: Sequence[Draft]) -> list[bytes]:
     """The canonical bytes of each draft's data; refuses what is not JSON before anything is locked."""
-    return [codec.encode(draft.data, room=2) for draft in drafts]
+    return [codec.encode(draft.data, room=_ROOM.get(draft.type, 1)) for draft in drafts]
 
 
 def digest(drafts: Sequence[Draft], encoded: Sequence[bytes]) -> bytes:

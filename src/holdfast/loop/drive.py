@@ -24,7 +24,7 @@ from holdfast.loop.stream import (
     ToolReturned,
     TurnDone,
 )
-from holdfast.loop.turn import Ask, Effect, Look, Ran, Record, turn
+from holdfast.loop.turn import Ask, Effect, Proceed, Ran, Record, turn
 from holdfast.loop.world import World
 from holdfast.models.base import BlockStart, BlockStop, Done, ModelEvent, TextDelta
 
@@ -40,8 +40,8 @@ def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
             outcome: Any = None
             if isinstance(effect, Record):
                 world.record(effect.drafts, last=effect.last)
-            elif isinstance(effect, Look):
-                outcome = world.may_go_on()
+            elif isinstance(effect, Proceed):
+                outcome = world.proceed(effect.drafts, effect.called)
             elif isinstance(effect, Ask):
                 yield MessageStart(run_id=world.work.run, step=effect.step)
                 for event in world.settings.model.stream(world.request()):
@@ -64,6 +64,7 @@ def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
                         outcome.stored.append(draft)
                     else:
                         outcome.left.append(draft)
+                        world.left.append(draft)
                     yield from _result(draft)
             effect = steps.send(outcome)
     except StopIteration:
@@ -84,11 +85,11 @@ async def drive_async(world: World, opening: list[Draft]) -> AsyncIterator[Strea
             outcome: Any = None
             if isinstance(effect, Record):
                 await off_thread(world.record, effect.drafts, last=effect.last)
-            elif isinstance(effect, Look):
-                outcome = await off_thread(world.may_go_on)
+            elif isinstance(effect, Proceed):
+                outcome = await off_thread(world.proceed, effect.drafts, effect.called)
             elif isinstance(effect, Ask):
                 yield MessageStart(run_id=world.work.run, step=effect.step)
-                async with _closed(world.settings.model.stream_async(await off_thread(world.request))) as reply:
+                async with _closed(world.settings.model.stream_async(world.request())) as reply:
                     async for event in reply:
                         if isinstance(event, Done):
                             outcome = event
@@ -111,6 +112,7 @@ async def drive_async(world: World, opening: list[Draft]) -> AsyncIterator[Strea
                             outcome.stored.append(draft)
                         else:
                             outcome.left.append(draft)
+                            world.left.append(draft)
                         for told in _result(draft):
                             yield told
             effect = steps.send(outcome)

@@ -59,10 +59,17 @@ def loose_ends(store: Store, log: Log, seqs: Sequence[int]) -> str:
     """One line about calls that took effect in turns that failed: the model must not do them again unknowingly."""
     if not seqs:
         return ""
-    names = [
-        f"{event.data['name']} (call {event.data['call_id']})" for event in (store.event(log, s) for s in seqs[-20:])
-    ]
-    return f"An earlier turn failed after these calls had already finished: {', '.join(names)}."
+    finished: list[str] = []
+    unknown: list[str] = []
+    for event in (store.event(log, seq) for seq in seqs[-20:]):
+        kind = unknown if event.data.get("unknown") else finished
+        kind.append(f"{event.data['name']} (call {event.data['call_id']})")
+    lines = []
+    if finished:
+        lines.append(f"An earlier turn failed after these calls had already finished: {', '.join(finished)}.")
+    if unknown:
+        lines.append(f"These calls of an earlier turn may or may not have taken effect: {', '.join(unknown)}.")
+    return " ".join(lines)
 
 
 def history_of(store: Store, log: Log, head: Head, tokens: int) -> tuple[list[Message], int]:

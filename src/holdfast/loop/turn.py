@@ -119,8 +119,12 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Tell whether the turn may go on: somebody may have paused the session, or the budget may be used up."""
+class Proceed:
+    """Append these events and the word that the model is called, unless the budget is used up (then they are appended
+    and the turn fails) or the session was paused meanwhile (then nothing is). Answered with whether it was done."""
+
+    drafts: list[Draft]
+    called: Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class Ran:
     left: list[Draft]
 
 
-Effect = Record | Look | Ask | RunCalls
+Effect = Record | Proceed | Ask | RunCalls
 Turn = Generator[Effect, Any, None]
 
 
@@ -196,14 +200,16 @@ def turn(work: Work, rules: Rules, opening: list[Draft]) -> Turn:
             if carry:
                 yield Record(carry)
             raise MaxStepsExceeded(work.steps)
-        if not (yield Look()):  # paused: the turn stays as it is
+        if not (yield Proceed(carry, rules.model_called(work))):  # paused: the turn stays as it is
             carry.append(_take(work, Draft(type="turn.waiting", run=rules.run, data={"reason": "paused"})))
             yield Record(carry, last=True)
             return
-        carry.append(rules.model_called(work))
-        yield Record(carry)
         done: Done = yield Ask(work.steps + 1)
         carry = _replied(work, rules, done)
+        if work.repairs > MAX_REPAIRS:
+            yield Record(carry)
+            problem = str(carry[0].data["rejected"])
+            raise SchemaValidationError(problem, text=done.message.text, tries=work.repairs)
 
 
 def _take(work: Work, draft: Draft) -> Draft:
@@ -234,8 +240,6 @@ def _replied(work: Work, rules: Rules, done: Done) -> list[Draft]:
         rules.shape.read(done.message.text)
         return [_take(work, replied)]
     except BadOutput as problem:
-        if work.repairs >= MAX_REPAIRS:
-            raise SchemaValidationError(str(problem), text=done.message.text, tries=work.repairs + 1) from problem
         data["rejected"] = str(problem)
         again = Message.user(REPAIR.format(problem=problem)).to_data(rules.limits)[0] | {"rejected": True}
         return [_take(work, replied), _take(work, Draft(type="message.added", run=rules.run, data=again))]
@@ -327,6 +331,15 @@ def settlement(work: Work) -> list[Draft]:
     ]
     note = {"role": "assistant", "text": INTERRUPTED, "metadata": {"interrupted": True}}
     return [*drafts, Draft(type="message.added", run=work.run, data=note), Draft(type="turn.interrupted", run=work.run)]
+
+
+def loose_calls(work: Work) -> list[Draft]:
+    """What a turn that fails or is cancelled must not hide: calls that were started and have no result."""
+    return [
+        returned(work.run, call, UNKNOWN, is_error=True, effect=True, unknown=True)
+        for call in work.unanswered
+        if call.intended
+    ]
 
 
 def tool_calls_of(work: Work) -> list[ToolCall]:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import AgentError, ApprovalPending, LifecycleError, TurnOpen, TurnParked
+from holdfast.errors import AgentError, ApprovalPending, BudgetExceeded, LifecycleError, TurnOpen, TurnParked
 from holdfast.ids import crashpoint
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Draft
@@ -20,7 +20,7 @@ from holdfast.loop.response import Pending, Response
 from holdfast.loop.settings import Settings
 from holdfast.loop.toolrun import Batch
 from holdfast.loop.tools import BadArguments, ToolContext
-from holdfast.loop.turn import Call, Rules, Work, settlement, tool_calls_of
+from holdfast.loop.turn import Call, Rules, Work, loose_calls, settlement, tool_calls_of
 from holdfast.models.base import ModelRequest, ToolSpec, Usage, repaired
 from holdfast.policy.budget import Budget
 from holdfast.stores.base import Log, Store
@@ -54,6 +54,7 @@ class World:
         self.epoch = 0
         self.renewal: Renewal | None = None
         self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
+        self.left: list[Draft] = []  # results that wait for the next append
         self._history: list[Message] = []
         self._system: list[str] = []
         self._first_seq = 0
@@ -211,21 +212,31 @@ class World:
             self._claim(drafts, self._head)
         else:
             self.store.append(self.log, drafts, epoch=self.epoch, release=last)
+        self.left = []
         if last:
             self.close()
         crashpoint("after record")
 
-    def may_go_on(self) -> bool:
-        """Whether the next model call is allowed; False if the session was paused meanwhile."""
+    def proceed(self, drafts: list[Draft], called: Draft) -> bool:
+        """Record what there is and that the model is called; False, and nothing done, if the session was paused."""
+        try:
+            self._check_budget()
+        except BudgetExceeded:
+            if drafts and self.renewal is not None:
+                self.record(drafts, last=False)  # what the tools did is not lost with the budget
+            raise
+        if self.renewal is not None and view_of(self.store.head(self.log).view).life != "live":
+            return False  # before the first append there is nothing to pause
+        self.record([*drafts, called], last=False)
+        return True
+
+    def _check_budget(self) -> None:
         if self._budget is not None:
             usage = dict(self._usage_before)
             for name, amount in self.work.usage.items():
                 usage[name] = usage.get(name, 0) + amount
             usage["milliseconds"] = usage.get("milliseconds", 0) + self._elapsed()
             self._budget.check(usage=usage, turns=self._turns_before)
-        if self.work.steps == 0 and self.renewal is None:
-            return True  # nobody could pause what has not begun
-        return view_of(self.store.head(self.log).view).life == "live"
 
     def request(self) -> ModelRequest:
         """What the model is sent now. Always valid: no call without its result, whatever crashed or was pruned."""
@@ -373,9 +384,13 @@ class World:
             data["error"] = {"code": code, "text": _clean(str(error)), "type": type(error).__name__}
         if self.shown:
             data["shown"] = _clean("".join(self.shown))
-        end = Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.work.run, data=data)
+        for draft in self.left:  # results that came and were not stored yet
+            if draft.type == "tool.returned":
+                self.work.calls[draft.data["call_id"]].answered = True
+        ended = Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.work.run, data=data)
+        drafts = [*self.left, *loose_calls(self.work), ended]
         try:
-            self.store.append(self.log, [end], epoch=self.epoch, release=True)
+            self.store.append(self.log, drafts, epoch=self.epoch, release=True)
         except AgentError:
             pass  # taken over, or the store is away: what is stored tells the truth, and the first error is raised
         finally:

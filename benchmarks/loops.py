@@ -1,0 +1,254 @@
+"""A whole run of an agent: a question, a tool call, its result, the answer; every step durable.
+
+The model is scripted and takes no time, so what is measured is the loop and the store. Whatever can be made before the
+question (agent, session) is made before the clock starts, for us and for the peers alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ours, peers
+from benchmarks.loop_peer import AGENTS, ANSWER, ARGUMENTS, ASK, search_orders
+from benchmarks.raw import RawSQLite
+from benchmarks.report import Figure, at_most, duration
+from benchmarks.timing import Race, Scale, clock, fastest, folder, places
+from benchmarks.workload import history, turn
+from holdfast import Agent, LanguageModel, Message, Session
+from holdfast.log import codec
+from holdfast.log.messages import Limits
+from holdfast.loop.prompt import WINDOW_SHARE
+from holdfast.models import ModelRequest, call
+from holdfast.stores import SQLiteStore
+from holdfast.stores.base import Store
+
+PEER_BOUND, GROWTH_BOUND = 0.25, 1.3
+WINDOW = 50  # messages
+AROUND = 96  # bytes that an event has around its message on average: salt, usage, stop reason
+LENGTHS = (1_000, 10_000)  # messages behind the window
+FRESH_AFTER = 50  # runs of one agent: its scripted model keeps every request that it was sent
+
+Contestant = Callable[[int], list[float]]  # the seconds of so many runs
+
+
+class OurRuns:
+    """Runs of ours on one store: each in a session of its own, or in one that has a past."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        past: str | None = None,
+        window: int | None = None,
+        loop: asyncio.Runner | None = None,  # where runs are awaited; without one they block
+    ) -> None:
+        self.store, self.past, self.window, self.loop = store, past, window, loop
+        self.sent: list[int] = []  # messages, per model call
+        self._count = itertools.count()
+
+    def __call__(self, calls: int) -> list[float]:
+        return [self._one() for _ in range(calls)]
+
+    def _reply(self, request: ModelRequest) -> Any:
+        self.sent.append(len(request.messages))
+        if request.messages[-1].role == "tool":
+            return ANSWER
+        return call("search_orders", json.loads(ARGUMENTS))
+
+    def _agent(self) -> Agent:
+        if self.window is None:
+            return Agent(provider="scripted", script=self._reply, tools=[search_orders])
+        model = LanguageModel("scripted", script=self._reply, context_window=self.window)
+        return Agent(model=model, tools=[search_orders])
+
+    def _one(self) -> float:
+        number = next(self._count)
+        if number % FRESH_AFTER == 0:
+            self.agent = self._agent()
+        if self.past is None:
+            session = Session(agent=self.agent, store=self.store)
+        else:
+            session = Session.open(self.past, agent=self.agent, store=self.store)
+        question = str(ASK["content"])
+        if self.loop is None:
+            start = clock()
+            text = session.run(question).text
+            taken = clock() - start
+        else:
+            text, taken = self.loop.run(_awaited(session, question))
+        if text != ANSWER:
+            raise RuntimeError(f"the agent answered {text[:80]!r}")
+        return taken
+
+
+async def _awaited(session: Session, question: str) -> tuple[str, float]:
+    start = clock()
+    text = (await session.run_async(question)).text
+    return text, clock() - start
+
+
+class FourCommits:
+    """The messages of a run in four plain transactions, as durable as our default."""
+
+    def __init__(self, store: RawSQLite) -> None:
+        self.store = store
+        self._count = itertools.count()
+
+    def __call__(self, calls: int) -> list[float]:
+        found = []
+        for _ in range(calls):
+            number = next(self._count)
+            session, messages = f"s{number}", turn("t", number)
+            start = clock()
+            for message in messages:
+                self.store.add(session, [message])
+            found.append(clock() - start)
+        return found
+
+
+class PeerRuns:
+    """A peer in its own interpreter, asked for runs over a pipe, so that it takes turns with us."""
+
+    def __init__(self, name: str, place: Path) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        command = [str(peers.PYTHON), "-m", "benchmarks.loop_peer", name, str(place)]
+        self.process = subprocess.Popen(
+            command,
+            cwd=peers.HERE.parent,
+            env=os.environ | peers.QUIET,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        about = self._line()
+        self.title = f"{about['title']} {about['version']}"
+
+    def __call__(self, calls: int) -> list[float]:
+        assert self.process.stdin is not None
+        print(calls, file=self.process.stdin, flush=True)
+        found: list[float] = self._line()
+        return found
+
+    def _line(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self._errors.seek(0)
+            raise RuntimeError((self._errors.read().strip().splitlines() or ["no reason given"])[-1])
+        return json.loads(line)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.communicate()  # the end of its stdin ends it
+        self._errors.close()
+
+
+def in_turns(contestants: Mapping[str, Contestant], *, rounds: int, calls: int) -> Race:
+    """As `timing.race`, for contestants that take their own time."""
+    names = list(contestants)
+    for name in names:
+        contestants[name](max(5, calls // 2))  # nobody's first ones count
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            found[name].append(statistics.median(contestants[name](calls)))
+    return Race(found)
+
+
+def runs(scale: Scale) -> Iterator[Figure]:
+    """One run in an empty session, beside the peers' and beside its four commits."""
+    with ExitStack() as stack:
+        loop = stack.enter_context(asyncio.Runner())
+        contestants: dict[str, Contestant] = {}
+        for name, place in places().items():
+            path = stack.enter_context(folder(place))
+            store = stack.enter_context(SQLiteStore(path / "ours.db"))
+            contestants[f"ours, {name}"] = OurRuns(store)
+            contestants[f"ours awaited, {name}"] = OurRuns(store, loop=loop)
+            raw = RawSQLite(path / "raw.db")
+            stack.callback(raw.close)
+            contestants[f"raw, {name}"] = FourCommits(raw)
+        titles: dict[str, str] = {}
+        for name in AGENTS if scale.peers and peers.are_installed() else ():
+            try:
+                peer = PeerRuns(name, fastest())
+                peer(1)
+            except RuntimeError as error:
+                yield Figure(job=f"run, peer {name}", ours=f"did not run: {error}"[:100])
+                continue
+            stack.callback(peer.close)
+            contestants[name], titles[name] = peer, peer.title
+        found = in_turns(contestants, rounds=scale.rounds, calls=scale.calls)
+    yield from _beside_peers(found, titles)
+    for name in places():
+        yield _beside(found, f"run with a tool call, {name}, beside four raw FULL commits", "ours", "raw", name)
+        yield _beside(found, f"run_async with a tool call, {name}, beside run", "ours awaited", "ours", name)
+
+
+def _beside(found: Race, job: str, one: str, other: str, place: str) -> Figure:
+    one, other = f"{one}, {place}", f"{other}, {place}"
+    return Figure(
+        job=f"{job} (told, no bound)",
+        ours=duration(found.seconds(one)),
+        limit=duration(found.seconds(other)),
+        ratio=f"{found.ratio(one, other):.2f} x",
+    )
+
+
+def _beside_peers(found: Race, titles: Mapping[str, str]) -> Iterator[Figure]:
+    place = next(iter(places()))
+    mine = f"ours, {place}"
+    best = min(titles, key=found.seconds, default=None)
+    for name, title in titles.items():
+        job, ratio = f"run with a tool call, {place}, beside {title}", found.ratio(mine, name)
+        ours_took, theirs = duration(found.seconds(mine)), duration(found.seconds(name))
+        if name == best:
+            yield at_most(f"{job}, the best peer", ratio, PEER_BOUND, ours=ours_took, limit=theirs)
+        else:
+            yield Figure(job=job, ours=ours_took, limit=theirs, ratio=f"{ratio:.2f} x")
+
+
+def windows(scale: Scale) -> Iterator[Figure]:
+    """The same run behind a long past, of which the model is sent a window."""
+    place = fastest()
+    window = _context_window()
+    with ExitStack() as stack:
+        path = stack.enter_context(folder(place))
+        contestants: dict[str, OurRuns] = {}
+        for length in (0, *LENGTHS):  # a file for each, so that growth includes the file's own
+            store = stack.enter_context(SQLiteStore(path / f"ours-{length}.db"))
+            if length:
+                ours.seeded(store, "past", length)
+            contestants[f"at {length:,}"] = OurRuns(store, past="past" if length else None, window=window)
+        found = in_turns(contestants, rounds=scale.rounds, calls=scale.calls)
+    for length in LENGTHS:
+        name = f"at {length:,}"
+        sent = statistics.median(contestants[name].sent)
+        yield at_most(
+            f"run with a tool call, {length:,} messages behind a window of {WINDOW} ({sent:.0f} sent)",
+            found.ratio(name, "at 0"),
+            GROWTH_BOUND,
+            ours=duration(found.seconds(name)),
+            limit=duration(found.seconds("at 0")),
+        )
+        if not 0.9 * WINDOW <= sent <= 1.2 * WINDOW:
+            raise RuntimeError(f"{sent:.0f} messages were sent, not about {WINDOW}")
+
+
+def _context_window() -> int:
+    """Tokens of a model that can be sent about `WINDOW` messages of the workload."""
+    sizes = [len(codec.encode(Message.of(message).to_data(Limits())[0])) + AROUND for message in history(1_000)]
+    return int(WINDOW * (statistics.fmean(sizes) // 4 + 1) / WINDOW_SHARE)

@@ -1,0 +1,289 @@
+"""Several stores at one table: each does the same, and what they answer is compared, with each other and the model.
+
+The stores have equal `FixedIds` of their own: results, refusals and finally every row must be equal to the last byte.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from holdfast import File, Image, Message, Session
+from holdfast.errors import AgentError, SessionBusy
+from holdfast.ids import FixedIds
+from holdfast.log.events import Event
+from holdfast.log.messages import Text, Thinking, ToolCall
+from holdfast.log.view import View
+from holdfast.stores.base import Log, Store
+from properties.model import Refused, Said, Shelf, Told
+
+NAMES = ("alpha", "beta", "gamma", "Ünïcode id", "e-5")
+OWNERS = (None, "u1", "ü/2")
+WORDS = ("apple", "Pear", "zebra", "naïve", "Straße", "日本", "x1")  # no two share a word of the index
+KEYS = ("k1", "k2", "ключ")
+STATE = ("a", "b", "c/d", "é", " ")
+EVENT = ("seq", "at", "type", "v", "run", "branch", "author", "actor", "body", "tomb", "hash", "data")
+ANY = object()
+GONE = "session_not_found"
+
+
+class Difference(Exception):
+    """Two stores, or a store and the model, do not agree."""
+
+
+def plain(value: Any) -> Any:
+    """A result as values that can be compared between stores."""
+    if isinstance(value, Message):
+        return ["message", value.seq, value.to_dict()]
+    if isinstance(value, Event):
+        return [getattr(value, name) for name in EVENT]
+    if isinstance(value, Session):
+        return ["session", value.id, value.user_id, value.app_name]
+    if isinstance(value, View):
+        return value.to_bytes()
+    if isinstance(value, Path | datetime):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return value
+
+
+@dataclass(slots=True)
+class World:
+    """One store, and the sessions a user holds on it."""
+
+    store: Store
+    held: list[Session] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return type(self.store).__name__
+
+
+@dataclass(slots=True)
+class Held:
+    """A session object, as the model knows it."""
+
+    told: Told
+    temp: dict[str, Any] = field(default_factory=dict)
+
+
+def said(message: Message, **more: Any) -> dict[str, Any]:
+    """A message as the model keeps it."""
+    content = message.to_dict()
+    content.pop("created_at", None)
+    return {"role": message.role, "text": message.text, "content": json.dumps(content, sort_keys=True), **more}
+
+
+class Table:
+    """One episode: a tenant of its own on every store, and the model of it."""
+
+    def __init__(self, stores: Sequence[Store], seed: int, episode: int) -> None:
+        self.seed, self.episode = seed, episode
+        self.names = NAMES[: 2 if episode % 4 == 0 else len(NAMES)]  # few names, so that some logs grow long
+        self.rng = random.Random(f"{seed}/{episode}")
+        self.worlds = []
+        for store in stores:
+            bound = store.for_tenant(f"t{seed}-{episode}")
+            bound.ids = FixedIds(start=1_700_000_000_000_000 + episode * 10_000_000_000)
+            self.worlds.append(World(bound))
+        self.shelf = Shelf()
+        self.held: list[Held] = []
+        self.runs = self.last = 0
+        self.done: list[str] = []
+
+    def difference(self, text: str) -> Difference:
+        ops = ", ".join(self.done[-6:])
+        return Difference(f"seed {self.seed} episode {self.episode} operation {len(self.done)} (… {ops}): {text}")
+
+    # -- performing and comparing ----------------------------------------------------------------------------------
+
+    def act(self, what: str, act: Callable[[World], Any], expected: Callable[[], Any] | None = None) -> list[Any]:
+        """Do the same in every world; the results must be equal, and what the model says. Returns the raw results."""
+        raw, outcomes = [], []
+        for world in self.worlds:
+            result, outcome = attempt(act, world)
+            raw.append(result)
+            outcomes.append(outcome)
+        self.done[-1] = what
+        for world, outcome in zip(self.worlds[1:], outcomes[1:], strict=True):
+            if outcome != outcomes[0]:
+                raise self.difference(f"{self.worlds[0].name} {outcomes[0]!r} but {world.name} {outcome!r}")
+        drawn = {world.name: (world.store.ids.time, world.store.ids._count) for world in self.worlds}  # type: ignore[attr-defined]
+        if len(set(drawn.values())) > 1:
+            raise self.difference(
+                f"after {outcomes[0]!r} they have taken different times or salts from the world: {drawn}"
+            )
+        kind, first = outcomes[0][:2]
+        if kind == "broke":
+            raise self.difference(f"a raw exception: {outcomes[0]!r}")
+        if expected is not None:
+            try:
+                value = expected()
+            except Refused as refused:
+                if kind != "refused" or first != refused.code:
+                    raise self.difference(f"the model refuses ({refused.code}), the stores: {outcomes[0]!r}") from None
+            else:
+                if kind != "ok" or (value is not ANY and first != plain(value)):
+                    raise self.difference(f"the model says {plain(value)!r}, the stores {outcomes[0]!r}")
+        return raw if kind == "ok" else []
+
+    def hold(self, raw: list[Any], told: Told | None) -> None:
+        if raw and told is not None:
+            for world, session in zip(self.worlds, raw, strict=True):
+                world.held.append(session)
+            self.held.append(Held(told))
+
+    def one(self) -> tuple[int, Held]:
+        """A session that somebody holds: mostly the one before, or a recent one; sometimes one that was deleted."""
+        rng = self.rng
+        if self.last >= len(self.held) or rng.random() < 0.4:
+            self.last = max(rng.choices(range(len(self.held)), k=2))
+            if self.held[self.last].told.deleted:
+                self.last = rng.randrange(len(self.held))
+        return self.last, self.held[self.last]
+
+    # -- things to say ---------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        return " ".join(self.rng.choices(WORDS, k=self.rng.randint(0, 4)))
+
+    def message(self) -> Message:
+        rng, text = self.rng, self.text()
+        more: dict[str, Any] = {
+            "author": rng.choice((None, None, "ann", "bøb")),
+            "metadata": rng.choice(({}, {}, {"n": [1, 2.5, None]})),
+        }
+        kind = rng.randrange(8)
+        if kind == 0:
+            blob = rng.randbytes(rng.randint(0, 40))
+            return Message.user(text, File(data=blob, media_type="x/y", name="f"), Text(" " + self.text()), **more)
+        if kind == 1:
+            return Message.user(Image(url="https://x/y"), Image(data=b"same", media_type="image/png"), text, **more)
+        if kind == 2:
+            call = ToolCall(id="c1", name="t", arguments={"q": text})
+            return Message.assistant(Thinking(text="hm", signature="s"), text, call, **more)
+        if kind == 3:
+            return Message.tool(text, call_id="c1", is_error=rng.random() < 0.5, **more)
+        if kind == 4:
+            when = datetime(2024, 1, rng.randint(1, 28), tzinfo=UTC)
+            return Message("user", [text], created_at=when, **more)
+        return Message(rng.choice(("user", "assistant", "system")), [text], **more)
+
+    def value(self) -> Any:
+        return self.rng.choice((0, 1, -2.5, "text", None, True, [], [1, [2]], {"k": {"é": "\0"}}, 2**62))
+
+    def options(self) -> dict[str, Any]:
+        rng = self.rng
+        found: dict[str, Any] = {}
+        for name, choices in (
+            ("user_id", OWNERS),
+            ("app_name", OWNERS),
+            ("title", ("T", "")),
+            ("system", ("be kind",)),
+            ("metadata", ({}, {"a": {"b": [1]}})),
+        ):
+            if rng.random() < 0.3:
+                found[name] = rng.choice(choices)
+        if rng.random() < 0.3:
+            found["messages"] = [self.message() for _ in range(rng.randint(0, 2))]
+        if rng.random() < 0.3:
+            found["state"] = {rng.choice(STATE): self.value() for _ in range(rng.randint(0, 2))}
+        return found
+
+    def _scope(self, held: Held, scope: str) -> dict[str, Any]:
+        """The values of a scope that is not the session's own."""
+        if scope == "temp":
+            return held.temp
+        owner = held.told.user_id if scope == "user" else held.told.app_name
+        if owner is None:
+            raise Refused("missing_user")
+        return self.shelf.scopes.setdefault((scope, owner), {})
+
+    # -- in the end ------------------------------------------------------------------------------------------------
+
+    def compare_logs(self) -> None:
+        """Every log, byte for byte, with everything that is kept beside it."""
+        self._compare("list_sessions", lambda world: world.store.list_sessions(), lambda: self.shelf.made)
+        for kind, owner in ((kind, owner) for kind in ("user", "app") for owner in ("u1", "%C3%BC%2F2")):
+            self._compare(f"the log of {kind} {owner!r}", partial(everything, kind, owner))
+        for name in self.shelf.made:
+            self._compare(f"the log of {name!r}", partial(everything, "session", name))
+            self._compare(f"the end of {name!r}", partial(_seen, name), partial(_told, self.shelf.names[name]))
+
+    def _compare(self, what: str, act: Callable[[World], Any], expected: Callable[[], Any] | None = None) -> None:
+        self.done.append(what)
+        self.act(what, act, expected)
+
+
+def attempt(act: Callable[[World], Any], world: World) -> tuple[Any, tuple[Any, ...]]:
+    """The result, and an outcome that can be compared: ok, refused by name, or broken."""
+    try:
+        result = act(world)
+        return result, ("ok", plain(result))
+    except SessionBusy as error:  # its text tells the time
+        return None, ("refused", error.code)
+    except AgentError as error:
+        return None, ("refused", error.code, type(error).__name__, str(error))
+    except Exception as error:
+        return None, ("broke", "".join(traceback.format_exception(error)[-3:]))
+
+
+def everything(kind: str, id: str, world: World) -> Any:
+    """All that a store keeps about a log, without its internal numbers."""
+    store = world.store
+    log = store.find(kind, id)
+    if log is None:
+        return None
+    head = store.head(log)
+    found = {
+        "log": [log.uid, log.origin, log.kind, log.id, log.created_at, log.base, log.user_id, log.app_name],
+        "ancestry": [last for _, last in log.ancestry],
+        "head": plain(head),
+        "rows": [row.columns() for row in store.read(log)],
+        "marked": [row.seq for row in store.read(log, marked=True)],
+        "names": {prefix: store.refs(log, prefix) for prefix in ("state/", "fact/")},
+        "snapshots": [store._snapshot(log.number, at) for at in range(1, head.head + 1)],
+        "verify": plain(store.verify(log)),
+        "export": _export(store, log),
+    }
+    if kind == "session":
+        info = plain(store.info(log))
+        del info["log"]
+        found |= {"info": info, "document": store.load(id)}
+    return found
+
+
+def _export(store: Store, log: Log) -> str:
+    return Session._of(store, log).export()
+
+
+def _seen(name: str, world: World) -> Any:
+    session = Session.open(name, store=world.store)
+    return [heard(session.messages), session.state, session.status, len(session), session.head]
+
+
+def _told(told: Told) -> Any:
+    now = told.now
+    return [as_heard(now.visible), dict(now.state), now.status, len(now.visible), told.head]
+
+
+def heard(messages: Sequence[Message]) -> list[list[Any]]:
+    return [[message.seq, message.role, message.text] for message in messages]
+
+
+def as_heard(messages: Sequence[Said]) -> list[list[Any]]:
+    return [[one.seq, one.role, one.text] for one in messages]

@@ -1,0 +1,254 @@
+"""B23: bugs put into our own code on purpose. A proof that does not catch the one made for it is itself the bug.
+
+A mutant is a change to the text of a module, made while it is imported, in a process of its own; the files stay as they
+are. Its detector is a proof at a small size. A text that is no longer there is a failure too: the mutant must follow
+the code. The control runs every detector without a mutant, and all must be silent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.machinery import PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from kit.postgres import PostgresServer
+from prove import Report, proof
+
+if TYPE_CHECKING:
+    pass
+
+TESTS = Path(__file__).parents[1]
+PATIENCE = 100.0  # seconds for a detector
+CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A piece of a module's text, and what takes its place."""
+
+    module: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A bug, and the detector that must find it."""
+
+    name: str
+    detector: str
+    edits: tuple[Edit, ...]
+
+
+def mutant(name: str, detector: str, *edits: tuple[str, str, str]) -> Mutant:
+    return Mutant(name, detector, tuple(Edit("holdfast." + module, old, new) for module, old, new in edits))
+
+
+MUTANTS = (
+    mutant("no fence", "game", ("stores.plan", "asked.epoch is not None and asked.epoch != epoch", "False")),
+    mutant("no head check", "game", ("stores.plan", "is not None and asked.expected != before.head", "is ...")),
+    mutant("no key check", "game", ("stores.sqlite", "if asked.once is not None:", "if False:")),
+    mutant("a key taken for other content", "game", ("stores.plan", "found.digest != asked.digest", "False")),
+    mutant("a lease that anybody may take", "game", ("stores.plan", "lease is not None and lease.alive", "False")),
+    mutant(
+        "acknowledged before COMMIT",
+        "power",
+        ("stores.sqlite_file", 'db.execute("COMMIT")\n                crashpoint', "crashpoint"),
+        (
+            "stores.sqlite_file",
+            'db.execute("BEGIN IMMEDIATE")\n            try',
+            'db.in_transaction and db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE")\n            try',
+        ),
+    ),
+    mutant("NORMAL instead of FULL", "power", ("stores.sqlite_file", "synchronous=FULL", "synchronous=NORMAL")),
+    mutant("tenants not told apart", "tenants", ("stores.sqlite", "WHERE l.tenant = ?", "WHERE (1 OR l.tenant = ?)")),
+    mutant("tenants not told apart in lists", "tenants", ("stores.sqlite", '["s.tenant = ?"]', '["s.tenant <> ?"]')),
+    mutant(
+        "a chain without links",
+        "tampering",
+        ("log.chain", "sha256(hash + top", "sha256(top"),
+        ("log.chain", "sha256(previous + top", "sha256(top"),
+    ),
+    mutant("the same salt for all", "salts", ("stores.plan", "salts=random(", "salts=bytes(")),
+    mutant(
+        "a fork that sees what its parent did later",
+        "game",
+        ("stores.base", "lo, hi = max(first, start), min(last, end)", "lo, hi = max(first, start), last"),
+    ),
+    mutant("a rewind that forgets the state", "game", ("session", '"state": changed', '"state": {}')),
+    mutant("half of a refused job kept", "group", ("stores.sqlite_file", 'db.execute("ROLLBACK TO job")', "pass")),
+    mutant(
+        "one broken job breaks the others",
+        "group",
+        ("stores.sqlite_file", "job.run(db)\n        except Exception", "job.run(db)\n        except KeyError"),
+    ),
+    mutant("a view that is not folded", "game", ("stores.plan", "folded.apply(row.seq", "(lambda *_: None)(row.seq")),
+    mutant(
+        "PostgreSQL appends without looking at the head",
+        "rivals",
+        ("stores.postgres", "AND head = %s AND epoch = %s", "AND %s::bigint > 0 AND %s::bigint >= 0"),
+    ),
+    mutant(
+        "PostgreSQL refuses from what it remembers",
+        "rivals",
+        ("stores.postgres", "except AgentError:", "except KeyError:"),
+    ),
+    mutant(
+        "a lost answer is taken for a lost request",
+        "wire",
+        ("stores.postgres", "found is not None and found[0] == batch.rows[-1].hash", "False"),
+    ),
+    mutant("delete leaves the events", "families", ("stores.sqlite", "db.execute(PURGE_EVENTS, bounds)", "pass")),
+    mutant("delete leaves the words", "families", ("stores.sqlite", "db.execute(FORGET_WORDS, bounds)", "pass")),
+    mutant("delete forgets a dead parent", "families", ("stores.memory", "self._purge(ancestor)", "pass")),
+    mutant(
+        "delete does not look for forks",
+        "families",
+        ("stores.sqlite", "if one(db, NEEDED, (number,)) is not None:", "if False:"),
+    ),
+    mutant(
+        "late appends raise the dead",
+        "families",
+        ("stores.sqlite", ' WHERE log = ? AND id IS NOT NULL"\nMOVE', ' WHERE log = ?"\nMOVE'),
+    ),
+    mutant("cleared messages come back", "game", ("log.view", "turn.mixed = True\n        elif", "pass\n        elif")),
+    mutant(
+        "messages added in a turn stand in it",
+        "game",
+        ("log.view", "extend(turn.outside, seq)", "extend(turn.own, seq)"),
+    ),
+    mutant("a failed turn stays in the messages", "game", ("log.view", "kept=False)", "kept=True)")),
+    mutant(
+        "marks that miss outside messages",
+        "rebuild",
+        ("stores.plan", "or (busy and draft.type in MESSAGE_TYPES)", ""),
+    ),
+    mutant("names that a rewind does not move", "rebuild", ("log.names", '== "view.rewound":', '== "never":')),
+    mutant("NaN is JSON", "text", ("log.codec", "value != value or", "False and")),
+    mutant(
+        "text cut at NUL",
+        "text",
+        (
+            "log.codec",
+            "return orjson.loads(data)",
+            'return orjson.loads(data.replace(b"\\\\u0000", b""))',
+        ),
+    ),
+    mutant(
+        "events in one transaction, the head in another",
+        "faults",
+        (
+            "stores.sqlite",
+            'crashpoint("between events and head")',
+            'db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE"); crashpoint("between events and head")',
+        ),
+    ),
+    mutant("a key that is not remembered", "faults", ("stores.sqlite", "if batch.once is not None:", "if False:")),
+    mutant("memory hands out its own", "copies", ("stores.memory", "copy.deepcopy(", "(")),
+)
+
+
+# -- in a process of its own -------------------------------------------------------------------------------------------
+
+
+class _Mutating(SourceFileLoader):
+    """Loads a module with some of its text replaced."""
+
+    edits: tuple[Edit, ...] = ()
+
+    def get_code(self, fullname: str) -> CodeType:
+        text = self.get_data(self.path).decode()
+        for edit in self.edits:
+            if edit.old not in text:
+                raise LookupError(f"{edit.module} no longer has the text {edit.old!r}")
+            text = text.replace(edit.old, edit.new)
+        return compile(text, self.path, "exec")
+
+
+class _Finder:
+    """Finds the modules that a mutant changes."""
+
+    def __init__(self, edits: Sequence[Edit]) -> None:
+        self._edits = edits
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        edits = tuple(edit for edit in self._edits if edit.module == name)
+        spec = PathFinder.find_spec(name, path) if edits else None
+        if spec is None or spec.origin is None:
+            return None
+        loader = _Mutating(name, spec.origin)
+        loader.edits = edits
+        spec.loader = loader
+        return spec
+
+
+def main(name: str, seed: int) -> None:
+    """Run the detector of a mutant, or all of them without one; print what they found."""
+    chosen = [one for one in MUTANTS if one.name == name]
+    edits = [edit for one in chosen for edit in one.edits]
+    sys.meta_path.insert(0, _Finder(edits))  # type: ignore[arg-type]
+    for edit in edits:
+        __import__(edit.module)  # a mutant that does not even load proves nothing
+    from properties.detectors import DETECTORS
+
+    print(json.dumps("ready"), flush=True)
+    found: dict[str, list[str]] = {}
+    for detector in sorted({one.detector for one in chosen or MUTANTS}):
+        try:
+            found[detector] = DETECTORS[detector](seed)
+        except Exception as error:
+            found[detector] = [f"raised {error!r}"]
+    print(json.dumps(found), flush=True)
+
+
+# -- the proof ---------------------------------------------------------------------------------------------------------
+
+
+@proof("B23", ci=40, long=40)
+def mutants(size: int, seed: int) -> Report:
+    """Every seeded bug is caught by the proof made for it, and nothing is caught where there is none."""
+    chosen = MUTANTS[:size]
+    with PostgresServer() as server, ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        control = pool.submit(_run, CONTROL, seed, server.database())
+        runs = [pool.submit(_run, one.name, seed, server.database()) for one in chosen]
+        silent = control.result() == (True, [])
+        failures = [] if silent else [f"without a bug: {control.result()[1]}"]
+        killed = 0
+        for one, run in zip(chosen, runs, strict=True):
+            sound, complaints = run.result()
+            killed += sound and bool(complaints)
+            if not sound:
+                failures.append(f"{one.name}: {'; '.join(complaints)}")
+            elif not complaints:
+                failures.append(f"{one.name}: the detector {one.detector!r} saw nothing")
+    figures = f"{killed} of {len(chosen)} mutants killed, control {'silent' if silent else 'NOT silent'}"
+    return Report(figures=figures, failures=failures)
+
+
+def _run(name: str, seed: int, dsn: str) -> tuple[bool, list[str]]:
+    """Whether the process told anything, and the complaints of its detectors."""
+    environment = os.environ | {"HOLDFAST_PROVE_SERVER": dsn, "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-W", "ignore", "-m", "prove.mutants", name, str(seed)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return name != CONTROL, ["did not end"]
+    lines = done.stdout.splitlines()
+    if len(lines) == 2:
+        found: dict[str, list[str]] = json.loads(lines[1])
+        return True, [f"{detector}: {text}" for detector, texts in found.items() for text in texts]
+    if lines and name != CONTROL:
+        return True, [f"died: {done.stderr[-300:]}"]
+    return False, [done.stderr.strip()[-400:]]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
