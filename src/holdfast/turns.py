@@ -54,8 +54,8 @@ class AsyncStream:
     def __aiter__(self) -> AsyncStream:
         return self
 
-    async def __anext__(self) -> StreamEvent:
-        return await self._events.__anext__()
+    def __anext__(self) -> Awaitable[StreamEvent]:
+        return self._events.__anext__()
 
     async def aclose(self) -> None:
         """Cancel the turn, if it is still going on."""
@@ -81,6 +81,7 @@ class Turns:
         """What a session object has before it did anything."""
         self._temp = {}
         self._contexts: set[str] = set()  # prompts that this log is known to hold already
+        self._decoded: dict[bytes, Message] = {}  # messages of the last prompt, by the hash of their event
         self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: the stream that it has not finished
 
     # -- asking ----------------------------------------------------------------------------------------------------
@@ -499,7 +500,9 @@ def _last(events: Iterator[StreamEvent]) -> Response:
 
 
 async def _last_async(events: AsyncIterator[StreamEvent]) -> Response:
-    async for event in events:
+    found: Response | None = None
+    async for event in events:  # to its end, so that nothing is left for the collector
         if event.type == "done":
-            return event.response
-    raise AssertionError("a turn ends with its response, or raises")
+            found = event.response
+    assert found is not None, "a turn ends with its response, or raises"
+    return found

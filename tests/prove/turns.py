@@ -34,6 +34,7 @@ from holdfast.testing.crash import Acknowledge, Child, Point, Work, crash_points
 from prove import Report, proof
 from prove.crashes import Opener, openers, scratch, short_leases
 
+A, B, C = call("send", {"text": "a"}), call("put", {"text": "b"}), call("send", {"text": "c"})
 QUESTION, ANOTHER, LAST = "do both, then one more", "never mind: what now?", "are you there?"
 AT_ONCE = DEFAULT_SECONDS / 2  # seconds: whoever waits for the lease of a dead process takes longer than that
 DEATHS_IN_RECOVERY = 3  # fewer than the attempts after which a turn is parked
@@ -106,8 +107,9 @@ class Effects:
         return sorted((name, key, int(pid)) for name, key, pid, _ in names)
 
 
-def working_agent(effects: Effects, tell: Callable[[Any], None] = lambda _: None, name: str = "worker") -> Agent:
+def working_agent(effects: Effects, tell: Callable[[Any], None] = lambda _: None, *, parallel: bool = True) -> Agent:
     """Answers every question with the same turn: it follows from the request alone how far that is."""
+    script = [["Both.", A, B], C] if parallel else [A, B, C]
 
     @tool
     def send(text: str, ctx: ToolContext) -> str:
@@ -126,21 +128,19 @@ def working_agent(effects: Effects, tell: Callable[[Any], None] = lambda _: None
         question = max(at for at, message in enumerate(request.messages) if message.role == "user")
         turn = request.messages[question + 1 :]
         replies = sum(message.role == "assistant" for message in turn)
-        if replies == 0:
-            return ["Both.", call("send", {"text": "a"}), call("put", {"text": "b"})]
-        if replies == 1:
-            return call("send", {"text": "c"})
+        if replies < len(script):
+            return script[replies]
         return "; ".join(message.text for message in turn if message.role == "tool")
 
-    return Agent(provider="scripted", script=reply, tools=[send, put], name=name)
+    return Agent(provider="scripted", script=reply, tools=[send, put], name="worker")
 
 
-def asking(opener: Opener, name: str, effects: Effects, *, awaited: bool) -> Work:
+def asking(opener: Opener, name: str, effects: Effects, *, awaited: bool, parallel: bool = True) -> Work:
     """The process that is to die: it asks the question."""
 
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
-            session = Session.open(name, store=store, agent=working_agent(effects, acknowledge))
+            session = Session.open(name, store=store, agent=working_agent(effects, acknowledge, parallel=parallel))
             acknowledge(["pid", os.getpid()])
             response = asyncio.run(session.run_async(QUESTION)) if awaited else session.run(QUESTION)
             acknowledge(["answer", response.text])
@@ -148,12 +148,12 @@ def asking(opener: Opener, name: str, effects: Effects, *, awaited: bool) -> Wor
     return work
 
 
-def finishing(opener: Opener, name: str, effects: Effects, *, how: str, awaited: bool) -> Work:
+def finishing(opener: Opener, name: str, effects: Effects, *, how: str, awaited: bool, parallel: bool = True) -> Work:
     """Another process: it takes up what it finds, or settles it with a question of its own; then asks once more."""
 
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
-            session = Session.open(name, store=store, agent=working_agent(effects, acknowledge))
+            session = Session.open(name, store=store, agent=working_agent(effects, acknowledge, parallel=parallel))
             acknowledge(["pid", os.getpid()])
             left = session.unfinished
             acknowledge(["left", left and [left.question, left.attempts, left.parked, left.unknown_calls]])
@@ -215,11 +215,11 @@ def kill_turns(size: int, seed: int) -> Report:
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} wrong", failures=failures)
 
 
-def turn_points(opener: Opener) -> list[Point]:
+def turn_points(opener: Opener, *, parallel: bool = True) -> list[Point]:
     """The crash points of a turn in a session that is there."""
     with scratch(memory=True) as directory:
         make_sessions(opener, ["listed"])
-        everything = crash_points(asking(opener, "listed", Effects(directory), awaited=False))
+        everything = crash_points(asking(opener, "listed", Effects(directory), awaited=False, parallel=parallel))
     return [point for point in everything if point.name != "migration applied"]
 
 
@@ -447,18 +447,21 @@ def poisoned(opener: Opener, name: str, where: str) -> tuple[list[str], int]:
 
 @proof("B8", ci=2, long=100)
 def zombie_turns(size: int, seed: int) -> Report:
-    """Stop a process at a crash point of its turn until another one has finished that turn; then let it go on."""
+    """Stop a process at a crash point of its turn until another one has finished that turn; then let it go on.
+
+    Its calls come one after the other: where two run at once, one of them may have passed its last check when the other
+    stops their process.
+    """
     figures, failures = [], []
     with openers(durable=False) as fresh, short_leases(LEASE):
         for kind, new in fresh.items():
             opener = new()
-            points = [point for point in turn_points(opener) if point.name not in IN_TRANSACTION]
-            if size < len(points):  # the first and the last of each name, and as many more as asked for
-                ends = {point.name: point for point in reversed(points)} | {point.name: point for point in points}
-                first = {point.name: point for point in reversed(points)}
-                points = list({*ends.values(), *first.values(), *random.Random(seed).sample(points, size)})
-            failures += [f"{kind}, {failure}" for failure in zombies(opener, sorted(points))]
-            figures.append(f"{kind} {len(points)} zombies")
+            points = [point for point in turn_points(opener, parallel=False) if point.name not in IN_TRANSACTION]
+            first, last = {point.name: point for point in reversed(points)}, {point.name: point for point in points}
+            more = random.Random(seed).sample(points, min(size, len(points)))
+            chosen = sorted({*first.values(), *last.values(), *more})
+            failures += [f"{kind}, {failure}" for failure in zombies(opener, chosen)]
+            figures.append(f"{kind} {len(chosen)} zombies")
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} wrote, ran a tool or hung", failures=failures)
 
 
@@ -482,7 +485,8 @@ def zombies(opener: Opener, points: Sequence[Point]) -> list[str]:
         effects = Effects(stack.enter_context(scratch(memory=True)))
         make_sessions(opener, [f"z{number}" for number in range(len(points))])
         for number, point in enumerate(points):
-            child = stack.enter_context(Child(stopping(asking(opener, f"z{number}", effects, awaited=False), point)))
+            work = asking(opener, f"z{number}", effects, awaited=False, parallel=False)
+            child = stack.enter_context(Child(stopping(work, point)))
             state = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             if state is not None and state.si_code == os.CLD_STOPPED:
                 stopped.append(Zombie(f"z{number}", point, child))
@@ -493,7 +497,7 @@ def zombies(opener: Opener, points: Sequence[Point]) -> list[str]:
                 session = Session.open(zombie.name, store=store)
                 zombie.uid, zombie.began = session._log.uid, session.head > 1
         for zombie in stopped:
-            end = dying(finishing(opener, zombie.name, effects, how="resume", awaited=False))
+            end = dying(finishing(opener, zombie.name, effects, how="resume", awaited=False, parallel=False))
             if end.error or end.killed:
                 failures.append(f"{zombie.point}: nobody could take over: {end.error}")
             failures += [f"{zombie.point}: refused: {item[1]}" for item in refusals(end.acknowledged)]
@@ -520,6 +524,9 @@ def stopping(work: Work, point: Point) -> Work:
                 left[0] -= 1
                 if left[0] == 0:
                     os.kill(os.getpid(), signal.SIGSTOP)
+                    time.sleep(
+                        0.02
+                    )  # another thread may take the signal: this one must not go on before all are stopped
 
         arm(stop)
         work(acknowledge)

@@ -207,7 +207,7 @@ async def test_stream_async_works_with_and_without_the_inner_await(store: Store)
 
 
 def test_breaking_out_of_a_stream_cancels_the_turn(store: Store) -> None:
-    session = scripted("a long answer that nobody reads", "next").session(store=store)
+    session = scripted("a long answer that nobody reads to its end", "next").session(store=store)
     for event in session.stream("go"):
         if event.type == "text_delta":
             break
@@ -216,11 +216,11 @@ def test_breaking_out_of_a_stream_cancels_the_turn(store: Store) -> None:
     assert session.run("again").text == "next"
     assert roles(session) == ["user", "assistant"]
     cancelled = session.events(types="turn.cancelled")
-    assert [event.data["shown"] for event in cancelled] == ["a long a"]
+    assert [event.data["shown"] for event in cancelled] == ["a long answer that nobody reads "]
 
 
 def test_a_new_turn_closes_an_abandoned_stream_first(store: Store) -> None:
-    session = scripted("a long answer that nobody reads", "next").session(store=store)
+    session = scripted("a long answer that nobody reads to its end", "next").session(store=store)
     stream = session.stream("go")
     assert [next(stream).type for _ in range(3)][-1] == "text_delta"
     assert session.run("again").text == "next"

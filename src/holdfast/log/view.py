@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from holdfast.errors import LifecycleError, NothingPending, TurnOpen
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
@@ -199,7 +201,11 @@ class View:
 
     def to_bytes(self) -> bytes:
         turn = None if self.turn is None else self.turn.to_json()
-        return codec.encode([1, self.ranges, turn, self.life, self.begun, self.turns, self.usage, self.loose])
+        # Made of our own numbers and names, which were checked when they came in.
+        return orjson.dumps(
+            [1, self.ranges, turn, self.life, self.begun, self.turns, self.usage, self.loose],
+            option=orjson.OPT_SORT_KEYS,
+        )
 
 
 def view_of(data: bytes) -> View:

@@ -72,9 +72,15 @@ def loose_ends(store: Store, log: Log, seqs: Sequence[int]) -> str:
     return " ".join(lines)
 
 
-def history_of(store: Store, log: Log, head: Head, tokens: int) -> tuple[list[Message], int]:
-    """The newest visible messages within a budget of tokens, oldest first, and the seq of the first of them."""
+def history_of(
+    store: Store, log: Log, head: Head, tokens: int, known: dict[bytes, Message]
+) -> tuple[list[Message], int]:
+    """The newest visible messages within a budget of tokens, oldest first, and the seq of the first of them.
+
+    `known` keeps decoded messages from one turn to the next, by the hash of their event.
+    """
     found: list[Message] = []
+    kept: dict[bytes, Message] = {}
     first_seq, room = head.head + 1, tokens
     for first, last in reversed(cut(view_of(head.view).visible, head.head)):
         upto = last
@@ -83,14 +89,20 @@ def history_of(store: Store, log: Log, head: Head, tokens: int) -> tuple[list[Me
             for row in rows:
                 room -= len(row.body or b"") // 4 + 1
                 if room < 0 and found:
+                    known.clear()
+                    known.update(kept)
                     return found[::-1], first_seq
-                found.append(message_of(store, log, row))
+                message = known.get(row.hash) or message_of(store, log, row)
+                kept[row.hash] = message
+                found.append(message)
                 first_seq = row.seq
             if len(rows) < PAGE:
                 break
             upto = rows[-1].seq - 1
         if room <= 0:
             break
+    known.clear()
+    known.update(kept)
     return found[::-1], first_seq
 
 

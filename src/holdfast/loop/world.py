@@ -168,7 +168,8 @@ class World:
         pieces = [self._instructions(), system or "", facts_text(facts), loose_ends(store, log, view.loose)]
         self._system = [piece for piece in pieces if piece]
         room = int(self.settings.model.context_window * WINDOW_SHARE)
-        self._history, self._first_seq = history_of(store, log, head, room)
+        known: dict[bytes, Message] = getattr(self.session, "_decoded", {})
+        self._history, self._first_seq = history_of(store, log, head, room, known)
         self._head = head
 
     def _instructions(self) -> str:

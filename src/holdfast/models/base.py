@@ -162,7 +162,7 @@ def repaired(messages: Iterable[Message]) -> list[Message]:
     A call without a result gets one that says so; a result without a call is left out.
     """
     items = list(messages)
-    if not any(isinstance(part, (ToolCall, ToolResult)) for message in items for part in message.parts):
+    if _is_valid(items):
         return items
     paired: list[tuple[Message, list[ToolResult | None]]] = []
     later: dict[str, list[ToolResult]] = {}  # results behind the point we are at, the nearest last
@@ -177,6 +177,32 @@ def repaired(messages: Iterable[Message]) -> list[Message]:
     for message, answers in reversed(paired):
         found += _rebuilt(message, answers, used)
     return found
+
+
+def _is_valid(items: list[Message]) -> bool:
+    """Whether there is nothing to repair, which is nearly always so."""
+    used: set[str] = set()
+    open_calls: set[str] = set()
+    for message in items:
+        parts = message.parts
+        if message.role == "tool":
+            part = parts[0] if len(parts) == 1 else None
+            if not isinstance(part, ToolResult) or part.call_id not in open_calls:
+                return False
+            open_calls.remove(part.call_id)
+            continue
+        if open_calls:
+            return False
+        for part in parts:
+            kind = type(part)
+            if kind is ToolResult:
+                return False
+            if kind is ToolCall:
+                if message.role != "assistant" or not part.id or part.id in used:  # type: ignore[union-attr]
+                    return False
+                used.add(part.id)  # type: ignore[union-attr]
+                open_calls.add(part.id)  # type: ignore[union-attr]
+    return not open_calls
 
 
 def _answers(calls: list[ToolCall], later: dict[str, list[ToolResult]]) -> list[ToolResult | None]:

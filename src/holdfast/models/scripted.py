@@ -18,7 +18,7 @@ from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
 from holdfast.models.base import ModelEvent, ModelRequest, StopReason, Usage
 from holdfast.models.reply import Reply
 
-PIECE = 8  # characters of a delta
+PIECE = 32  # characters of a delta
 
 
 @dataclass(frozen=True, slots=True)

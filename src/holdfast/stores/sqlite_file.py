@@ -401,10 +401,10 @@ class SQLiteFile:
             for db in (*self._readers, self._writer):
                 try:
                     db.close()
-                except apsw.Error:
-                    db.close(
-                        True
-                    )  # the last checkpoint failed: the log stays, and is read when the file is opened again
+                except (
+                    apsw.Error
+                ):  # the last checkpoint failed: the log stays, and is read when the file is opened again
+                    db.close(True)
             self._readers.clear()
 
 
