@@ -231,9 +231,9 @@ class SQLiteStore(Store):
         def job(db: Connection) -> Log:
             if one(db, TAKEN, (self.tenant, kind, id)) is not None:
                 raise SessionExists(id)
-            now, uid = self.ids.now(), self.ids.new()
             if fork is not None and one(db, ALIVE, (fork.parent.number,)) is None:
                 raise SessionNotFound(fork.parent.id)
+            now, uid = self.ids.now(), self.ids.new()
             log = new_log(0, uid, uid if fork is None else fork.parent.origin, kind, id, now, (user_id, app_name), fork)
             before = first_head(uid, now) if fork is None else forked_head(fork, now)
             batch = plan(id, before, asked, lease=None, at=self.ids.now(), random=self.ids.random)
@@ -373,7 +373,7 @@ class SQLiteStore(Store):
         after: str | None = None,
         parent: int | None = None,
     ) -> list[Info]:
-        clauses: list[str] = ["s.tenant = ?"]
+        clauses: list[str] = ["s.tenant = ?", "s.tenant <> ''"] if self.tenant else ["s.tenant = ?"]
         values: list[Any] = [self.tenant]
         for clause, value in (
             ("s.user_id = ?", user_id and user_id.encode()),

@@ -51,7 +51,7 @@ CREATE TABLE sessions(
     metadata BLOB,
     work_dir BLOB
 ) STRICT;
-CREATE INDEX session_by_tenant ON sessions(tenant, log);
+CREATE INDEX session_by_tenant ON sessions(tenant, log) WHERE tenant <> '';  -- without tenants the table is in order
 CREATE INDEX session_by_user ON sessions(tenant, user_id, log) WHERE user_id IS NOT NULL;
 CREATE INDEX session_by_app ON sessions(tenant, app_name, log) WHERE app_name IS NOT NULL;
 
