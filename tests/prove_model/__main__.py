@@ -1,4 +1,4 @@
-"""`python -m tests.prove_model [--only NAME] [--seed N]`: prove it with a real model; the exit code is 1 if one fails."""
+"""`python -m tests.prove_model [--only NAME] [--seed N]`: the proofs with a real model; exit code 1 if one fails."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from prove import Report
 from prove_model.engine import MODEL, NotServed, served
-from prove_model.formats import FORMATS, Format
-from prove_model.proofs import PROOFS, Stage
+from prove_model.formats import FORMATS
+from prove_model.proofs import PROOFS
+from prove_model.stage import Stage
 from prove_model.witness import Witness
 
 SEED = 2026

@@ -62,7 +62,7 @@ class OpenAI:
 
     def asks_for_a_shape(self, exchange: Exchange) -> bool:
         form = exchange.asked.get("response_format")
-        return form is not None and form["type"] == "json_schema"
+        return form is not None and bool(form["type"] == "json_schema")
 
     def _deltas(self, exchange: Exchange) -> Iterator[dict[str, Any]]:
         for frame in exchange.frames:
@@ -101,7 +101,8 @@ class Anthropic:
         return [(block["tool_use_id"], block["content"]) for block in blocks if block["type"] == "tool_result"]
 
     def asks_for_a_shape(self, exchange: Exchange) -> bool:
-        return exchange.asked.get("output_config", {}).get("format", {}).get("type") == "json_schema"
+        config = exchange.asked.get("output_config")
+        return config is not None and bool(config["format"]["type"] == "json_schema")
 
 
 FORMATS: tuple[Format, ...] = (OpenAI(), Anthropic())

@@ -10,23 +10,21 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from holdfast import Agent, LanguageModel, Message, Response, Session, tool
-from holdfast.errors import AgentError, ProviderError, SchemaValidationError
+from holdfast.errors import MaxStepsExceeded, ProviderError, SchemaValidationError
 from holdfast.stores import SQLiteStore
 from prove import Report
-from prove_model.engine import CONTEXT, MODEL
-from prove_model.formats import Format
-from prove_model.witness import Exchange, Witness
-from pydantic import BaseModel, Field
+from prove_model.engine import MODEL
+from prove_model.stage import PATIENCE, Stage
+from prove_model.witness import Exchange
 
 CITIES = ("Paris", "Rome", "Oslo")
 WORDS = ("banana", "lantern", "copper", "violin", "window", "pepper", "marble", "castle")
 FRUITS = ("strawberry", "banana", "plum")
-PATIENCE = 300.0
 
 
 class Fruit(BaseModel):
@@ -44,50 +42,13 @@ EXAMPLES = (
 )
 
 
-@dataclass(slots=True)
-class Stage:
-    """Where a proof plays: one endpoint of the model, the witness before it, and a file for the sessions."""
-
-    format: Format
-    witness: Witness
-    file: Path
-    seed: int
-    failures: list[str] = field(default_factory=list)
-
-    def model(self, **options: Any) -> LanguageModel:
-        url = self.witness.url + self.format.prefix
-        return LanguageModel(self.format.provider, MODEL, base_url=url, context_window=CONTEXT, **options)
-
-    def agent(self, *, structured: str | None = None, **options: Any) -> Agent:
-        """An agent with that model, in the plain way wherever that will do."""
-        common: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "timeout": PATIENCE, "max_retries": 0}
-        if structured is not None:
-            model = self.model(structured=structured, timeout=PATIENCE, max_retries=0)
-            return Agent(model=model, **common | options)
-        url = self.witness.url + self.format.prefix
-        return Agent(provider=self.format.provider, model=MODEL, base_url=url, **common | options)
-
-    def recorded(self, session_id: str) -> tuple[list[Message], list[Any]]:
-        """Messages and events of a session, as somebody finds them who opens the file anew."""
-        with SQLiteStore(self.file) as store:
-            session = Session.open(session_id, store=store)
-            return session.messages, session.events(limit=None)
-
-    def expect(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            self.failures.append(otherwise)
-
-    def report(self, figures: str) -> Report:
-        return Report(figures=figures, failures=self.failures)
-
-
 # -- a tool call -------------------------------------------------------------------------------------------------------
 
 
 def tool_call(stage: Stage) -> Report:
     """The model calls a tool, the tool runs once, its result goes back, and the answer has what only the tool knew."""
     degrees = dict(zip(CITIES, random.Random(stage.seed).sample(range(11, 40), len(CITIES)), strict=True))
-    ran: list[str] = []
+    ran: list[tuple[str, str]] = []  # what was asked, and the result
 
     @tool
     def get_weather(city: str) -> str:
@@ -96,8 +57,9 @@ def tool_call(stage: Stage) -> Report:
         Args:
             city: the city
         """
-        ran.append(city)
-        return f"The weather in {city} is {degrees.get(city, 50)} degrees and a clear sky."
+        result = f"The weather in {city} is {degrees.get(city, 50)} degrees and a clear sky."
+        ran.append((city, result))
+        return result
 
     agent = stage.agent(tools=[get_weather], max_steps=3, max_tokens=80)
     answered, ends = 0, []
@@ -109,8 +71,8 @@ def tool_call(stage: Stage) -> Report:
                 question = f"What is the weather in {city}?"
                 for event in Session(session_id, store=store, agent=agent).stream(question, tool_choice="required"):
                     events.append(event)
-            except AgentError as error:
-                problem = f"{city}: {type(error).__name__}: {error}"
+            except MaxStepsExceeded as error:
+                problem = f"{city}: {error}"
         exchanges = stage.witness.since(mark)
         _check_calls(stage, session_id, ran[before:], exchanges, events)
         if problem:
@@ -121,7 +83,8 @@ def tool_call(stage: Stage) -> Report:
         roles = ["user", *["assistant", "tool"] * (len(exchanges) - 1), "assistant"]
         stage.expect([message.role for message in messages] == roles, f"{city}: {messages} is no full tool call")
         stage.expect(response.text == stage.format.said(exchanges[-1]) != "", f"{city}: not the answer of the wire")
-        stage.expect([message.text for message in messages].count(response.text) == 1, f"{city}: the answer is not recorded once")
+        replies = [message.text for message in messages if message.role == "assistant"]
+        stage.expect(replies.count(response.text) == 1, f"{city}: the answer is not recorded once")
         if str(degrees[city]) in response.text:
             answered += 1
         else:
@@ -129,38 +92,35 @@ def tool_call(stage: Stage) -> Report:
     stage.expect(answered > 0, "no answer used a tool's result; " + "; ".join(ends))
     unforced = _unforced_calls(stage, agent)
     return stage.report(
-        f"{len(ran)} calls forced, each ran and is in the log; {answered} of {len(CITIES)} answers have the tool's "
-        f"figure; the model calls by itself: {unforced} of 1"
+        f"{len(ran)} calls ({len(CITIES)} forced), each ran once and is in the log; {answered} of {len(CITIES)} turns "
+        f"end with the tool's figure; unforced the model calls: {unforced} of 1"
     )
 
 
 def _check_calls(
-    stage: Stage, session_id: str, ran: list[str], exchanges: list[Exchange], events: list[Any]
+    stage: Stage, session_id: str, ran: list[tuple[str, str]], exchanges: list[Exchange], events: list[Any]
 ) -> None:
-    """Each call of the wire ran once and is in the log with its arguments; its result went back under its id."""
+    """Each call of the wire ran once and is in the log with its result, which went back to the model under its id."""
     _, log = stage.recorded(session_id)
     told = [call for exchange in exchanges for call in stage.format.called(exchange)]
     called = [(event.data["call_id"], event.data["arguments"]) for event in log if event.type == "tool.called"]
-    returned = {event.data["call_id"]: event for event in log if event.type == "tool.returned"}
+    returned = [part for event in log if event.type == "tool.returned" for part in event.data["message"]["parts"]]
     stage.expect(bool(told), f"{session_id}: no tool was called")
     stage.expect(called == [(call_id, json.loads(text)) for call_id, text in told], f"{session_id}: {called} != {told}")
-    stage.expect([arguments["city"] for _, arguments in called] == ran, f"{session_id}: {ran} ran, not {called}")
-    stage.expect(list(returned) == [call_id for call_id, _ in called], f"{session_id}: results of {list(returned)}")
+    stage.expect([each["city"] for _, each in called] == [city for city, _ in ran], f"{session_id}: {ran} ran")
+    results = [(call_id, result) for (call_id, _), (_, result) in zip(called, ran, strict=False)]
+    stage.expect([(part["call_id"], part["content"]) for part in returned] == results, f"{session_id}: {returned}")
     deltas = "".join(event.input_json for event in events if event.type == "input_json_delta")
     stage.expect(deltas == "".join(text for _, text in told), f"{session_id}: the argument deltas are {deltas!r}")
-    results = {event.call_id: event.content for event in events if event.type == "tool_result"}
-    for earlier, later in zip(exchanges, exchanges[1:], strict=False):
-        sent = dict(stage.format.results(later))
-        for call_id, _ in stage.format.called(earlier):
-            stage.expect(
-                call_id in sent and sent[call_id] == results.get(call_id), f"{session_id}: the model was sent {sent}"
-            )
+    for asked, exchange in enumerate(exchanges):
+        sent = stage.format.results(exchange)
+        stage.expect(sent == results[:asked], f"{session_id}: request {asked + 1} has the results {sent}")
 
 
 def _unforced_calls(stage: Stage, agent: Agent) -> int:
     try:
         return min(1, len(agent.run("What is the weather in Paris?", max_tokens=40).tool_calls))
-    except AgentError:
+    except MaxStepsExceeded:
         return 1  # it called, and never stopped
 
 
@@ -259,13 +219,16 @@ def structured_output(stage: Stage) -> Report:
 
 def _by_instruction(stage: Stage) -> str:
     """What comes of asking in words only: this model repeats the schema, and is refused."""
+    model = LanguageModel(stage.format.provider, MODEL, base_url=stage.base_url, structured="instruction")
+    agent = Agent(model=model, temperature=0, max_tokens=30, timeout=PATIENCE)
     with SQLiteStore(stage.file) as store:
-        session = Session("shape-in-words", store=store, agent=stage.agent(structured="instruction", max_tokens=30))
+        session = Session("shape-in-words", store=store, agent=agent)
         try:
             output = session.json("Describe a strawberry.", schema=Fruit).output
         except SchemaValidationError as error:
             stage.expect(session.messages == [], "in words: a refused answer became a message")
-            rejected = [event for event in session.events(limit=None, types="model.replied") if "rejected" in event.data]
+            replies = session.events(limit=None, types="model.replied")
+            rejected = [event for event in replies if "rejected" in event.data]
             stage.expect(len(rejected) == error.tries, f"in words: {len(rejected)} of {error.tries} tries in the log")
             return f"refused after {error.tries} tries"
     stage.expect(isinstance(output, Fruit), f"in words: {output!r}")
@@ -295,7 +258,8 @@ def second_turn(stage: Stage) -> Report:
         stage.expect(len(exchanges) == 2, f"{word}: {len(exchanges)} requests for two turns")
         sent = [each for each in stage.format.conversation(exchanges[-1]) if each[0] != "system"]
         stage.expect(
-            sent == [("user", told), ("assistant", first.text), ("user", question)], f"{word}: the model was sent {sent}"
+            sent == [("user", told), ("assistant", first.text), ("user", question)],
+            f"{word}: the model was sent {sent}",
         )
         grown = second.usage.input_tokens - first.usage.input_tokens
         stage.expect(grown >= first.usage.output_tokens, f"{word}: the engine read only {grown} tokens more")
@@ -317,7 +281,7 @@ def second_turn(stage: Stage) -> Report:
 
 
 def broken_reply(stage: Stage) -> Report:
-    """A real fault: cut inside a call, this engine ends its stream with an error. Nothing runs, and the session goes on."""
+    """A real fault: cut inside a call, this engine ends its stream with an error. Nothing runs, the session goes on."""
     ran: list[str] = []
 
     @tool

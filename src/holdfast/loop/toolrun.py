@@ -51,6 +51,7 @@ class Batch:
 
     run: str
     ids: Ids
+    check: Callable[[], None]  # raises if the lease is somebody else's: a process that slept too long starts nothing
     running: list[Running] = field(default_factory=list)
     mailbox: SimpleQueue[tuple[Running, Draft] | ToolProgress] = field(default_factory=SimpleQueue)
 
@@ -96,6 +97,7 @@ class Batch:
         """On a tool's thread: run it and post what came of it, whatever that is."""
         try:
             crashpoint("before tool")
+            self.check()
             result = one.tool.start(one.kwargs, one.context)
             if one.tool.is_async:
                 result = ASYNC_TOOLS.submit(_awaited(result)).result()
@@ -150,6 +152,7 @@ class Batch:
     async def _work_async(self, one: Running) -> None:
         try:
             crashpoint("before tool")
+            self.check()
             result = await one.tool.start(one.kwargs, one.context)
             crashpoint("after tool")
             draft = self._result(one, result)

@@ -262,7 +262,7 @@ class World:
         """The calls as something that can be run."""
         assert self.renewal is not None
         self.renewal.check()
-        batch = Batch(self.work.run, self.store.ids)
+        batch = Batch(self.work.run, self.store.ids, self.renewal.check)
         for call in calls:
             tool = self.settings.tools[call.name]
             batch.add(call, tool, lambda cancelled, told, call=call: self._context(call, cancelled, told))  # type: ignore[misc]
