@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from holdfast.stores import MemoryStore, PostgresStore, SessionStore, SQLiteStore
+from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.documents import DocumentStore
+from kit.documents import DictStore
 from kit.postgres import PostgresServer, postgres_server
 
 __all__ = ["postgres_server"]
 
 STORES = ("memory", "sqlite", "postgres", "documents")
 _names = itertools.count()
-
-
-class DictStore(SessionStore):
-    """A user's own store: four methods over a dict of JSON texts."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
-
-    def save(self, session_id: str, data: dict[str, Any]) -> None:
-        self.kept[session_id] = json.dumps(data)
-
-    def load(self, session_id: str) -> dict[str, Any] | None:
-        text = self.kept.get(session_id)
-        return None if text is None else json.loads(text)
-
-    def delete(self, session_id: str) -> bool:
-        return self.kept.pop(session_id, None) is not None
-
-    def list_sessions(self) -> list[str]:
-        return list(self.kept)
 
 
 @pytest.fixture(scope="session")

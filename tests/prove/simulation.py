@@ -389,6 +389,7 @@ class World:
             self.violated(f"a request would be refused: {fault}")
         if self.process.dead or self.process.overtaken:
             self.violated("the model was asked by a process that had lost its turn")
+        self.check_turns(self.events())  # a turn may have failed a moment ago, inside this very step
         system = "\n".join(request.system_texts)
         for seq in sorted(self.untold):
             event = self.store.event(self.session()._log, seq)

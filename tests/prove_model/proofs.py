@@ -92,8 +92,8 @@ def tool_call(stage: Stage) -> Report:
     stage.expect(answered > 0, "no answer used a tool's result; " + "; ".join(ends))
     unforced = _unforced_calls(stage, agent)
     return stage.report(
-        f"{len(ran)} calls ({len(CITIES)} forced), each ran once and is in the log; {answered} of {len(CITIES)} turns "
-        f"end with the tool's figure; unforced the model calls: {unforced} of 1"
+        f"{len(ran)} calls ran ({len(CITIES)} forced); {answered} of {len(CITIES)} turns end with the tool's figure; "
+        f"unforced the model calls: {unforced} of 1"
     )
 
 
@@ -272,8 +272,7 @@ def second_turn(stage: Stage) -> Report:
         guessed += word in agent.run(question).text.lower()
     stage.expect(recalled > guessed, f"the word was recalled {recalled} times, and guessed {guessed} times without it")
     return stage.report(
-        f"each second request holds the first turn; recalled {recalled} of {len(words)}; control without the first "
-        f"turn: {guessed} of {len(words)}"
+        f"recalled {recalled} of {len(words)} from the first turn; control without it: {guessed} of {len(words)}"
     )
 
 
@@ -311,7 +310,7 @@ def broken_reply(stage: Stage) -> Report:
     stage.expect([message.text for message in messages] == ["Hello!", after.text], f"afterwards: {messages}")
     failed = [event.type for event in log if event.type.startswith("turn.")]
     stage.expect(failed == ["turn.started", "turn.failed", "turn.started", "turn.finished"], f"the log says {failed}")
-    return stage.report(f"{what}; nothing ran; the next turn answered")
+    return stage.report(f"{what}; {len(ran)} calls ran; the next turn gave {len(after.text)} characters")
 
 
 PROOFS: tuple[Callable[[Stage], Report], ...] = (tool_call, stream, structured_output, second_turn, broken_reply)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import holdfast
-from conftest import DictStore
 from holdfast import Agent, File, Message, Session, aio
 from holdfast.errors import CorruptLog, InvalidArgument, SchemaTooNew, SessionExists
 from holdfast.stores import MemoryStore, SessionStore, SQLiteStore
 from holdfast.stores.base import Store
+from kit.documents import DictStore
 
 
 def filled(store: Store, id: str = "s") -> Session:
