@@ -4,7 +4,7 @@ UV := .tools/bin/uv
 RUN := $(UV) run --locked --all-extras
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: demo test check lint types prove prove-long bench clean
+.PHONY: demo test check lint types prove prove-long prove-model bench clean
 
 demo: .venv/ready        ## a durable session in a minute, with no key and no network
 	$(RUN) holdfast demo
@@ -26,6 +26,9 @@ prove: .venv/ready       ## crashes, power loss, faults and seeded bugs, at CI s
 
 prove-long: .venv/ready
 	$(RUN) python -m tests.prove --size long
+
+prove-model: .venv/ready ## a real model on loopback: 108 MB from the registry at the first run, a minute
+	$(RUN) --group model python -m tests.prove_model
 
 bench: .venv/ready       ## our figures beside the raw limit and the peers, in ratios
 	$(RUN) python -m benchmarks

@@ -81,7 +81,7 @@ class Turns:
         """What a session object has before it did anything."""
         self._temp = {}
         self._contexts: set[str] = set()  # prompts that this log is known to hold already
-        self._decoded: dict[bytes, Message] = {}  # messages of the last prompt, by the hash of their event
+        self._windows: dict[str, Any] = {}  # the end of the conversation as the last prompt had it
         self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: the stream that it has not finished
 
     # -- asking ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ HANG = 10.0  # seconds until a hanging tool is given up
 OF_THE_LOOP = (
     "before record", "after record", "between deltas", "after answer", "before tool", "after tool", "before append",
 )  # fmt: skip
-DEADLY = 0.5  # the chance to die at each crash point: turns are resumed in vain until they are parked
+DEADLY = 0.25  # the chance to die at each crash point: turns are resumed in vain until they are parked
 SHAPE = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
 
@@ -269,7 +269,7 @@ class World:
         session = self.session()
         choice = self.random.choices(
             ("run", "stream", "leave", "run_async", "json", "resume", "resume_async", "decide", "outside", "wait"),
-            (6, 3, 2, 2, 2, 60 if self.death == DEADLY else 6, 2, 4, 3, 2),
+            (6, 3, 2, 2, 2, 100 if self.death == DEADLY else 6, 2, 4, 3, 2),
         )[0]
         self.tell(f"{choice} by {self.process.number} ({session.status}, {self.store.head(session._log).head} events)")
         self.counts["steps"] += 1
@@ -488,7 +488,7 @@ class World:
 
     def play(self) -> None:
         try:
-            for _ in range(self.random.randrange(4, 14)):
+            for _ in range(self.random.randrange(4, 14) * (3 if self.death == DEADLY else 1)):
                 self.step()
                 if self.wrong:
                     return
@@ -732,7 +732,7 @@ def story(seed: int, tell: Callable[[str], None] = lambda _: None) -> World:
     return world
 
 
-@proof("B10", ci=200, long=200_000)
+@proof("B10", ci=2_000, long=200_000)
 def simulate(size: int, seed: int) -> Report:
     """`size` stories from `seed` on: nothing untrue on the way, and an answer at the end."""
     counts: Counter[str] = Counter()

@@ -833,3 +833,63 @@ async def test_a_cancelled_call_is_told_as_unknown(store: Store) -> None:
         await task
     await session.run_async("again")
     assert "may or may not have taken effect: forever" in seen[0].system_texts[-1]
+
+
+def test_the_prompt_follows_every_change_of_the_view(store: Store) -> None:
+    """One session object keeps the end of the conversation from turn to turn; it must not keep what is gone."""
+    seen: list[list[str]] = []
+    agent = Agent(provider="scripted", script=lambda request: seen.append([m.text for m in request.messages]) or "a")
+    session = agent.session("s", store=store)
+    elsewhere = Session.open("s", store=store)
+    session.run("q1")
+    elsewhere.add_message(Message.user("from elsewhere"))
+    session.run("q2")
+    point = session.head
+    session.run("q3")
+    session.rewind(to=point)
+    session.run("q4")
+    elsewhere.clear()
+    session.run("q5")
+    elsewhere.run("q6", agent=agent)
+    session.run("q7")
+    assert seen == [
+        ["q1"],
+        ["q1", "a", "from elsewhere", "q2"],
+        ["q1", "a", "from elsewhere", "q2", "a", "q3"],
+        ["q1", "a", "from elsewhere", "q2", "a", "q4"],
+        ["q5"],
+        ["q5", "a", "q6"],
+        ["q5", "a", "q6", "a", "q7"],
+    ]
+
+
+def test_a_window_keeps_to_its_room_from_turn_to_turn(store: Store) -> None:
+    from holdfast import LanguageModel
+
+    seen: list[list[str]] = []
+    reply = lambda request: seen.append([m.text for m in request.messages]) or "answer " + "y" * 390  # noqa: E731
+    small = Agent(model=LanguageModel("scripted", script=reply, context_window=1500))
+    large = Agent(model=LanguageModel("scripted", script=reply, context_window=100_000))
+    session = small.session(store=store)
+    session.add_messages([Message.user(f"{n} " + "x" * 398) for n in range(40)])
+    for turn in range(4):
+        session.run(f"q{turn}")
+    everything = [message.text for message in session.messages]
+    for number, sent in enumerate(seen):
+        end = 40 + 2 * number
+        assert 5 <= len(sent) - 1 <= 12
+        assert sent[:-1] == everything[end - len(sent) + 1 : end]
+    session.run("all of it", agent=large)
+    assert len(seen[-1]) == 49
+
+
+def test_a_forced_call_is_forced_once(store: Store, ask: Ask) -> None:
+    choices: list[str | None] = []
+
+    def reply(request: ModelRequest) -> Any:
+        choices.append(request.tool_choice)
+        return call("get_user_orders", {"user_id": "a"}) if request.tool_choice == "required" else "done"
+
+    session = scripted(reply, reply, tools=[get_user_orders]).session(store=store)
+    assert ask(session, "go", tool_choice="required").text == "done"
+    assert choices == ["required", "auto"]

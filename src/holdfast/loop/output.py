@@ -12,7 +12,7 @@ from holdfast.errors import InvalidArgument, NotJSON
 from holdfast.log import codec
 from holdfast.loop.schema import portable
 
-REPAIR = "Your reply is not valid: {problem}. Reply again, with nothing but JSON of the asked shape."
+REPAIR = "Your reply is not valid: {problem}. Reply again, with nothing but JSON that fits this schema: {schema}"
 
 
 class BadOutput(Exception):

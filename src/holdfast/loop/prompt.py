@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 from holdfast.errors import MissingState
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.messages import Message
-from holdfast.log.view import cut, view_of
+from holdfast.log.view import Ranges, cut, view_of
 from holdfast.stores.base import Log, Store
 from holdfast.stores.plan import Head
 from holdfast.stores.portable import message_of
@@ -72,38 +74,69 @@ def loose_ends(store: Store, log: Log, seqs: Sequence[int]) -> str:
     return " ".join(lines)
 
 
-def history_of(
-    store: Store, log: Log, head: Head, tokens: int, known: dict[bytes, Message]
-) -> tuple[list[Message], int]:
-    """The newest visible messages within a budget of tokens, oldest first, and the seq of the first of them.
+class Window:
+    """The end of a conversation that fits a budget of tokens, kept from one turn to the next.
 
-    `known` keeps decoded messages from one turn to the next, by the hash of their event.
+    A turn that finds the view grown at its end reads what is new; any other change of the view, and it reads anew.
     """
-    found: list[Message] = []
-    kept: dict[bytes, Message] = {}
-    first_seq, room = head.head + 1, tokens
-    for first, last in reversed(cut(view_of(head.view).visible, head.head)):
+
+    def __init__(self) -> None:
+        self._upto = 0
+        self._ranges: Ranges = []
+        self._items: list[tuple[int, int, Message]] = []  # seq, tokens, message; oldest first
+        self._room = 0
+        self._is_whole = False  # nothing older is visible
+        self._lock = Lock()  # threads that share a session object get ready at the same time
+
+    def read(self, store: Store, log: Log, head: Head, room: int) -> tuple[list[Message], int]:
+        """The newest visible messages within `room` tokens, oldest first, and the seq of the first of them."""
+        with self._lock:
+            return self._read(store, log, head, room)
+
+    def _read(self, store: Store, log: Log, head: Head, room: int) -> tuple[list[Message], int]:
+        visible = cut(view_of(head.view).visible, head.head)
+        if self._holds(visible, room):
+            fresh = [[max(first, self._upto + 1), last] for first, last in visible if last > self._upto]
+        else:
+            self._items, self._is_whole, fresh = [], False, visible
+        items, reached = _newest(store, log, fresh, room)
+        whole = reached and (self._is_whole or fresh is visible)
+        if reached:
+            items = self._items + items
+        total = sum(tokens for _, tokens, _ in items)
+        start = 0
+        while total > room and start < len(items) - 1:
+            total -= items[start][1]
+            start += 1
+        self._items, self._is_whole = items[start:], whole and start == 0
+        self._upto, self._ranges, self._room = head.head, visible, room
+        first_seq = self._items[0][0] if self._items else head.head + 1
+        return [message for _, _, message in self._items], first_seq
+
+    def _holds(self, visible: Ranges, room: int) -> bool:
+        """Whether what is kept is still the beginning of what is visible."""
+        in_order = all(one[1] < two[0] for one, two in pairwise(visible))
+        enough = room <= self._room or self._is_whole
+        return bool(self._items) and in_order and enough and cut(visible, self._upto) == self._ranges
+
+
+def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[tuple[int, int, Message]], bool]:
+    """Messages of the ranges from the end, until the room is used up; and whether the beginning was reached."""
+    found: list[tuple[int, int, Message]] = []
+    for first, last in reversed(ranges):
         upto = last
-        while room > 0 and upto >= first:
+        while upto >= first:
             rows = store.read(log, first, upto, limit=PAGE, reverse=True, types=MESSAGE_TYPES)
             for row in rows:
-                room -= len(row.body or b"") // 4 + 1
+                tokens = len(row.body or b"") // 4 + 1
+                room -= tokens
                 if room < 0 and found:
-                    known.clear()
-                    known.update(kept)
-                    return found[::-1], first_seq
-                message = known.get(row.hash) or message_of(store, log, row)
-                kept[row.hash] = message
-                found.append(message)
-                first_seq = row.seq
+                    return found[::-1], False
+                found.append((row.seq, tokens, message_of(store, log, row)))
             if len(rows) < PAGE:
                 break
             upto = rows[-1].seq - 1
-        if room <= 0:
-            break
-    known.clear()
-    known.update(kept)
-    return found[::-1], first_seq
+    return found[::-1], True
 
 
 def own_events(store: Store, log: Log, run: str, first: int, last: int) -> list[Event]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.errors import MaxStepsExceeded, SchemaValidationError
+from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.log.messages import Limits, Message, ToolCall, ToolResult, from_data
 from holdfast.loop.output import REPAIR, BadOutput, OutputShape
@@ -241,7 +242,10 @@ def _replied(work: Work, rules: Rules, done: Done) -> list[Draft]:
         return [_take(work, replied)]
     except BadOutput as problem:
         data["rejected"] = str(problem)
-        again = Message.user(REPAIR.format(problem=problem)).to_data(rules.limits)[0] | {"rejected": True}
+        schema = codec.encode(rules.shape.schema, room=codec.WRAPPING).decode()
+        again = Message.user(REPAIR.format(problem=problem, schema=schema)).to_data(rules.limits)[0] | {
+            "rejected": True
+        }
         return [_take(work, replied), _take(work, Draft(type="message.added", run=rules.run, data=again))]
 
 

@@ -15,7 +15,7 @@ from holdfast.log.events import MESSAGE_TYPES, Draft
 from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, view_of
 from holdfast.loop.output import OutputShape
-from holdfast.loop.prompt import WINDOW_SHARE, facts_text, filled, history_of, loose_ends, names_in, own_events
+from holdfast.loop.prompt import WINDOW_SHARE, Window, facts_text, filled, loose_ends, names_in, own_events
 from holdfast.loop.response import Pending, Response
 from holdfast.loop.settings import Settings
 from holdfast.loop.toolrun import Batch
@@ -168,8 +168,9 @@ class World:
         pieces = [self._instructions(), system or "", facts_text(facts), loose_ends(store, log, view.loose)]
         self._system = [piece for piece in pieces if piece]
         room = int(self.settings.model.context_window * WINDOW_SHARE)
-        known: dict[bytes, Message] = getattr(self.session, "_decoded", {})
-        self._history, self._first_seq = history_of(store, log, head, room, known)
+        kept: dict[str, Window] = getattr(self.session, "_windows", {})
+        window = kept.setdefault("window", Window())
+        self._history, self._first_seq = window.read(store, log, head, room)
         self._head = head
 
     def _instructions(self) -> str:
@@ -254,9 +255,14 @@ class World:
             temperature=options.get("temperature"),
             max_tokens=options.get("max_tokens"),
             stop=options.get("stop") or (),
-            tool_choice=options.get("tool_choice"),
+            tool_choice=self._tool_choice(),
             output_schema=None if self.shape is None else self.shape.schema,
         )
+
+    def _tool_choice(self) -> str | None:
+        """A forced call is forced once: after it the model must be free to answer."""
+        choice: str | None = self.options.get("tool_choice")
+        return "auto" if choice not in (None, "none") and self.work.steps else choice
 
     def batch(self, calls: Sequence[Call]) -> Batch:
         """The calls as something that can be run."""

@@ -221,8 +221,8 @@ class Decoder(StreamDecoder):
             self._count(frame.get("usage"))
         elif kind == "message_stop":
             self._end(events)
-        elif kind == "error":
-            raise stream_fault(self._endpoint, frame["error"])
+        elif kind == "error" or kind.endswith("_error"):  # some servers send the error without its envelope
+            raise stream_fault(self._endpoint, frame.get("error") or frame)
         # `ping`, and whatever kinds are added later, say nothing about the reply
 
     def _begin(self, message: dict[str, Any]) -> None:

@@ -277,6 +277,8 @@ class LanguageModel:
     def _completed(self, request: ModelRequest) -> ModelRequest:
         """The request with what it leaves open filled in."""
         changes: dict[str, Any] = {name: value for name, value in self._defaults.items() if not _is_set(request, name)}
+        if request.messages and request.messages[-1].role == "tool":
+            changes.pop("tool_choice", None)  # a call that is forced each time never lets the model answer
         if not request.model:
             changes["model"] = self.name
         if self._options:

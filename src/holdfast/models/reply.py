@@ -64,7 +64,13 @@ class Reply:
         self.response_id: str | None = None
         self.usage = Usage()
         self.blocks: list[Block] = []
-        self._ids = {call.id for message in request.messages for call in message.tool_calls}
+        self._ids = {
+            part.id
+            for message in request.messages
+            if message.role == "assistant"
+            for part in message.parts
+            if isinstance(part, ToolCall)
+        }
 
     @property
     def calls_before(self) -> int:

@@ -144,8 +144,9 @@ def _size(request: ModelRequest) -> int:
     told = sum(len(text) for text in request.system_texts)
     for message in request.messages:
         for part in message.parts:
-            if isinstance(part, (Text, Thinking)):
-                told += len(part.text)
+            kind = type(part)
+            if kind is Text or kind is Thinking:
+                told += len(part.text)  # type: ignore[union-attr]
             elif isinstance(part, ToolResult):
                 told += len(part.content)
             elif isinstance(part, ToolCall):
