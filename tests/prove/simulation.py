@@ -52,6 +52,7 @@ NAME = "s"
 FINAL, ANSWER = "the last question", "the last answer"
 BOUND = ("ask", "gate")  # run only as often as a person agrees
 REPEATABLE = ("put", "put_async")
+SILENCE = 19.0  # seconds between two words of a slow model
 HANG = 10.0  # seconds until a hanging tool is given up
 OF_THE_LOOP = (
     "before record", "after record", "between deltas", "after answer", "before tool", "after tool", "before append",
@@ -72,6 +73,7 @@ class Process:
     dead: bool = False
     frozen: bool = False
     overtaken: bool = False  # its turn is somebody else's by now
+    hangs: bool = False  # in a tool that has outlived its time
 
 
 class Clock(FixedIds):
@@ -119,6 +121,8 @@ class Memory(MemoryStore):
         self.world.reached("before append")
         done = super().append(log, drafts, once=once, epoch=epoch, expected=expected, claim=claim, release=release)
         self.world.appended(drafts, epoch, claim, done)
+        if release:
+            self.world.held = None
         return done
 
 
@@ -141,6 +145,7 @@ class World:
         self.quiet = True  # no misfortune now
         self.calm = False  # the model only answers
         self.owners: dict[int, Process] = {}  # of epochs
+        self.held: Process | None = None  # who has the lease, and has not given it back
         self.starts: Counter[str] = Counter()  # of tools, by call
         self.agreed: Counter[str] = Counter()  # how often a tool that asks came to its question, by call
         self.untold: set[int] = set()  # effects of failed turns that no request has named yet
@@ -151,7 +156,7 @@ class World:
         self.meddling = self.random.choice((0.0, 0.05, 0.2))
         self.overtaking = self.random.choice((0.0, 0.0, 0.03))
         self.model = Model(self)
-        self.agent = Agent(model=self.model, tools=TOOLS, name="a", max_steps=5, timeout=20)
+        self.agent = Agent(model=self.model, tools=TOOLS, name="a", max_steps=5, timeout=SILENCE + 1)
         Session(id=NAME, store=self.store)
 
     # -- who acts ----------------------------------------------------------------------------------------------------
@@ -340,9 +345,13 @@ class World:
     def appended(self, drafts: Sequence[Draft], epoch: int | None, claim: Claim | None, done: Appended) -> None:
         """An append went through: was it this process's to make?"""
         process = self.process
+        process.hangs = False
         types = [draft.type for draft in drafts]
         if claim is not None:
-            self.owners[done.epoch] = process
+            before = self.held
+            if before not in (None, process) and not (before.dead or before.frozen or before.hangs):
+                self.violated(f"process {process.number} took the turn of {before.number}, which was at work on it")
+            self.owners[done.epoch] = self.held = process
             process.overtaken = False
         elif epoch is not None:
             if self.owners.get(epoch) is not process:
@@ -549,7 +558,9 @@ class Model:
         world = self.world
         world.asked(request)
         items, cut = self.reply(request)
+        pace = world.random.choice((0.0, 0.0, 0.0, SILENCE))  # a slow one, but never silent for too long
         for number, event in enumerate(replay(items, request, self.provider)):
+            world.clock.sleep(pace)
             if number == cut:
                 if world.random.random() < 0.5:
                     return
@@ -580,7 +591,7 @@ class Model:
             return [self.call() for _ in range(rng.randrange(1, 4))], None
         if request.output_schema:
             return [rng.choice(('{"x": 1}', "no json", '{"x": "one"}'))], None
-        return [f"answer {rng.randrange(1000)}"], None
+        return [f"answer {rng.randrange(1000)}" + " and so on" * rng.choice((0, 0, 0, 20))], None
 
     def call(self) -> Any:
         rng = self.world.random
@@ -694,6 +705,7 @@ class Inline:
             work()
             return
         process = self.world.process
+        process.hangs = True
         self.world.clock.sleep(HANG + 0.5)
         self.world.late.append(lambda: self.later(process, work))
 

@@ -172,6 +172,8 @@ class View:
             turn.parked = True
         elif type in ("turn.finished", "turn.interrupted"):
             self._end(turn, seq, kept=True)
+            if type == "turn.finished":  # its model was told; that of an interrupted turn may not have been
+                self.loose = []
         elif type in ("turn.failed", "turn.cancelled"):
             self._end(turn, seq, kept=False)
 
@@ -186,7 +188,6 @@ class View:
         self.turn = None
         if kept:
             self.turns += 1
-            self.loose = []
             if not turn.mixed:
                 # Nothing in between is a message of anybody else: one range, which joins its neighbours.
                 join(self.ranges, turn.first, seq)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import AgentError, ApprovalPending, BudgetExceeded, LifecycleError, TurnOpen, TurnParked
+from holdfast.errors import (
+    AgentError,
+    ApprovalPending,
+    BudgetExceeded,
+    LifecycleError,
+    StaleEpoch,
+    TurnOpen,
+    TurnParked,
+)
 from holdfast.ids import crashpoint
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Draft
@@ -66,6 +75,7 @@ class World:
             for tool in settings.tools.values()
         ]
         self._began = store.ids.elapsed()
+        self._contexts: set[str] = getattr(session, "_contexts", set())  # prompts that the log is known to hold
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
@@ -89,10 +99,13 @@ class World:
         self._prepare(head, view)
         if settled:  # what was settled is history now: read it as the next turn will see it
             self._claim(settled, head)
-            head = self.store.head(self.log)
-            self._prepare(head, view_of(head.view))
-            drafts = drafts[len(settled) :]
-            self.store.append(self.log, drafts, epoch=self.epoch)
+            try:
+                head = self.store.head(self.log)
+                self._prepare(head, view_of(head.view))
+                self.store.append(self.log, drafts[len(settled) :], epoch=self.epoch)
+            except BaseException:
+                self.give_back()
+                raise
             drafts = []
         self.work.take("turn.started", started)
         self.work.take("message.added", question.data, message)
@@ -215,6 +228,7 @@ class World:
         else:
             self.store.append(self.log, drafts, epoch=self.epoch, release=last)
         self.left = []
+        self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
         if last:
             self.close()
         crashpoint("after record")
@@ -264,6 +278,12 @@ class World:
         choice: str | None = self.options.get("tool_choice")
         return "auto" if choice not in (None, "none") and self.work.steps else choice
 
+    def check_open(self) -> None:
+        """Raise if this turn is over, or somebody else's: what a tool does through its context belongs to the turn."""
+        if self.renewal is None or self.renewal.over:
+            raise StaleEpoch(self.log.id, epoch=self.epoch, current=self.epoch + 1)
+        self.renewal.check()
+
     def batch(self, calls: Sequence[Call]) -> Batch:
         """The calls as something that can be run."""
         assert self.renewal is not None
@@ -306,9 +326,7 @@ class World:
             "upto": self._head.head,
             "context": digest,
         }
-        known: set[str] = getattr(self.session, "_contexts", set())
-        blobs = {} if digest in known else {digest: context}
-        known.add(digest)
+        blobs = {} if digest in self._contexts else {digest: context}
         return Draft(type="model.called", run=work.run, author=self.settings.name, data=data, blobs=blobs)
 
     def _refusal(self, call: Call) -> str | None:
@@ -403,6 +421,12 @@ class World:
         finally:
             self.close()
 
+    def give_back(self) -> None:
+        """Release the lease of a turn that did not begin."""
+        self.close()
+        with suppress(AgentError):  # taken over, or the store is away: the lease runs out by itself
+            self.store.append(self.log, [], epoch=self.epoch, release=True)
+
     def close(self) -> None:
         if self.renewal is not None:
             self.renewal.__exit__(None, None, None)
@@ -424,15 +448,15 @@ class TurnState:
 
     def set(self, name: str, value: Any, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
         world = self._world
+        world.check_open()
         if scope == "session":
             draft = Draft(type="state.set", data={"name": name, "value": value})
             world.store.append(world.log, [draft], epoch=world.epoch)
             return
-        if world.renewal is not None:
-            world.renewal.check()
         session: Any = world.session
         session.set_state(name, value, scope=scope)
 
     def delete(self, name: str) -> None:
         world = self._world
+        world.check_open()
         world.store.append(world.log, [Draft(type="state.deleted", data={"name": name})], epoch=world.epoch)

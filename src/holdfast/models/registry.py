@@ -300,6 +300,10 @@ def _is_set(request: ModelRequest, name: str) -> bool:
 
 
 def _check_url(url: str, what: str) -> None:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise InvalidArgument(f"{what} is not a URL: write it like https://host/v1") from None  # it may hold a key
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidArgument(f"{what} is not a URL: write it like https://host/v1")

@@ -65,7 +65,8 @@ def _new(url: str) -> Store:
         from holdfast.stores.postgres import PostgresStore
 
         return PostgresStore(url)
+    scheme = url.partition(":")[0][:20] if ":" in url else "(no scheme)"  # the rest may hold a password
     raise InvalidArgument(
-        f"store={url!r} is not understood: use 'sqlite:///path/to/file.db' (four slashes for an absolute path), "
+        f"a store URL with {scheme!r} is not understood: use 'sqlite:///path/to/file.db' (four slashes for an absolute path), "
         "'postgresql://user@host/database' or 'memory:'"
     )

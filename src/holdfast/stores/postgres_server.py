@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from holdfast.errors import (
     AgentError,
+    InvalidArgument,
     MissingExtra,
     StoreBusy,
     StoreClosed,
@@ -81,7 +82,11 @@ class PostgresServer:
         self._start()
         _servers.add(self)
         # A client that is stopped inside a transaction must not hold everybody else for ever.
-        known = psycopg.conninfo.conninfo_to_dict(dsn)
+        try:
+            known = psycopg.conninfo.conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError:  # its text repeats the string, password included
+            text = "the connection string cannot be read: write it like postgresql://user:password@host:5432/database"
+            raise InvalidArgument(text) from None
         limit = int(patience * 1000)
         limits = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
         self._conninfo = psycopg.conninfo.make_conninfo(dsn, options=f"{known.get('options') or ''} {limits}".strip())
