@@ -73,7 +73,7 @@ class Process:
     dead: bool = False
     frozen: bool = False
     overtaken: bool = False  # its turn is somebody else's by now
-    hangs: bool = False  # in a tool that has outlived its time
+    hangs: bool = False  # a tool has outlived its time, and the lease may have gone with it
 
 
 class Clock(FixedIds):
@@ -288,7 +288,7 @@ class World:
         except AgentError as refusal:
             self.counts[type(refusal).__name__] += 1
             self.tell(f"   {type(refusal).__name__}: {refusal}")
-        self.process.overtaken = False
+        self.process.overtaken = self.process.hangs = False
         while self.late and self.random.random() < 0.5:
             self.late.pop()()
         self.check()
@@ -345,7 +345,6 @@ class World:
     def appended(self, drafts: Sequence[Draft], epoch: int | None, claim: Claim | None, done: Appended) -> None:
         """An append went through: was it this process's to make?"""
         process = self.process
-        process.hangs = False
         types = [draft.type for draft in drafts]
         if claim is not None:
             before = self.held
@@ -394,6 +393,7 @@ class World:
 
     def asked(self, request: ModelRequest) -> None:
         """A model is asked."""
+        self.process.hangs = False
         for fault in refused(request):
             self.violated(f"a request would be refused: {fault}")
         if self.process.dead or self.process.overtaken:

@@ -164,7 +164,7 @@ class View:
         elif type == "approval.requested":
             turn.pending[data["call_id"]] = seq
         elif type == "turn.waiting":
-            turn.waiting = True
+            turn.waiting, turn.attempts = True, 0  # it got this far without ending its process
         elif type == "turn.resumed":
             turn.attempts = 0 if turn.waiting else turn.attempts + 1
             turn.waiting = turn.parked = False

@@ -27,6 +27,7 @@ from holdfast.loop.stream import (
 from holdfast.loop.turn import Ask, Effect, Proceed, Ran, Record, turn
 from holdfast.loop.world import World
 from holdfast.models.base import BlockStart, BlockStop, Done, ModelEvent, TextDelta
+from holdfast.models.faults import redacted
 
 T = TypeVar("T")
 
@@ -129,7 +130,7 @@ def _as_ours(error: BaseException) -> BaseException:
     """Every failure of a turn is an AgentError; cancellation passes as it is."""
     if isinstance(error, AgentError) or not isinstance(error, Exception):
         return error
-    return TurnFailed(f"the turn broke: {type(error).__name__}: {error}")
+    return TurnFailed(f"the turn broke: {type(error).__name__}: {redacted(str(error))}")
 
 
 def _cause(error: BaseException) -> BaseException | None:

@@ -280,7 +280,7 @@ def _after_a_crash(call: Call, rules: Rules) -> list[Draft]:
         return []
     if rules.needs_approval(call):
         return [_request(rules.run, call, reason="its outcome is unknown after a crash; approving runs it again")]
-    return [returned(rules.run, call, UNKNOWN, is_error=True, unknown=True)]
+    return [returned(rules.run, call, UNKNOWN, is_error=True, effect=True, unknown=True)]
 
 
 def _intent(run: str, call: Call) -> Draft:

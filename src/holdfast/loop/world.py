@@ -31,6 +31,7 @@ from holdfast.loop.toolrun import Batch
 from holdfast.loop.tools import BadArguments, ToolContext
 from holdfast.loop.turn import Call, Rules, Work, loose_calls, settlement, tool_calls_of
 from holdfast.models.base import ModelRequest, ToolSpec, Usage, repaired
+from holdfast.models.faults import redacted
 from holdfast.policy.budget import Budget
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
@@ -143,7 +144,7 @@ class World:
     def _refuse(self, view: View) -> None:
         if view.life != "live":
             raise LifecycleError("run", status=view.status, legal=MOVES[view.status])
-        if view.turn is not None and view.turn.waiting:
+        if view.turn is not None and view.turn.waiting and not view.turn.parked:
             if view.turn.pending:
                 raise ApprovalPending(self.log.id, sorted(view.turn.pending))
             raise TurnOpen("run")  # decided, or paused and reopened: it only needs to be resumed
@@ -406,7 +407,7 @@ class World:
         data: dict[str, Any] = {"usage": {"milliseconds": self._elapsed()}}
         if not cancelled:
             code = error.code if isinstance(error, AgentError) else "error"
-            data["error"] = {"code": code, "text": _clean(str(error)), "type": type(error).__name__}
+            data["error"] = {"code": code, "text": redacted(_clean(str(error))), "type": type(error).__name__}
         if self.shown:
             data["shown"] = _clean("".join(self.shown))
         for draft in self.left:  # results that came and were not stored yet

@@ -133,6 +133,11 @@ def quoted(message: str, api_key: str | None) -> str:
     return line if len(line) <= MAX_QUOTE else line[: MAX_QUOTE - 1] + "…"
 
 
+def redacted(text: str) -> str:
+    """A text of unknown origin without what has the shape of a key."""
+    return _SECRET.sub("[removed]", text)
+
+
 def _fault(
     kind: type[ProviderError],
     endpoint: Endpoint,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from holdfast.errors import AuthenticationFailed, InvalidArgument
 from holdfast.ids import REAL
@@ -216,10 +217,11 @@ class LanguageModel:
         if key is not None and (not _fits_header(key) or " " in key):
             text = f"the API key for {provider} has a character that no key has (a line end or a space?): set it again"
             raise AuthenticationFailed(text, provider=provider)
+        base_url, headers = _without_userinfo(base_url, self._headers)
         dialect = row.dialect if row else Dialect()
         if self._structured is not None:
             dialect = replace(dialect, structured=self._structured)
-        return Endpoint(provider=provider, base_url=base_url, api_key=key, headers=self._headers, dialect=dialect)
+        return Endpoint(provider=provider, base_url=base_url, api_key=key, headers=headers, dialect=dialect)
 
     def __repr__(self) -> str:
         provider, model = self._named or self._given
@@ -297,6 +299,16 @@ def _fits_header(text: str) -> bool:
 
 def _is_set(request: ModelRequest, name: str) -> bool:
     return getattr(request, name) not in (None, ())
+
+
+def _without_userinfo(url: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """A user and password in a URL go into a header instead: URLs are logged, and quoted in errors."""
+    parts = urlsplit(url)
+    userinfo, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, headers
+    secret = base64.b64encode(unquote(userinfo).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), {"authorization": f"Basic {secret}", **headers}
 
 
 def _check_url(url: str, what: str) -> None:

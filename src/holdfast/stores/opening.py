@@ -67,6 +67,6 @@ def _new(url: str) -> Store:
         return PostgresStore(url)
     scheme = url.partition(":")[0][:20] if ":" in url else "(no scheme)"  # the rest may hold a password
     raise InvalidArgument(
-        f"a store URL with {scheme!r} is not understood: use 'sqlite:///path/to/file.db' (four slashes for an absolute path), "
-        "'postgresql://user@host/database' or 'memory:'"
+        f"a store URL with {scheme!r} is not understood: use 'sqlite:///path/to/file.db' (four slashes for an absolute "
+        "path), 'postgresql://user@host/database' or 'memory:'"
     )
