@@ -73,7 +73,7 @@ class Process:
     dead: bool = False
     frozen: bool = False
     overtaken: bool = False  # its turn is somebody else's by now
-    hangs: bool = False  # a tool has outlived its time, and the lease may have gone with it
+    hangs: bool = False  # it was frozen, or a tool has outlived its time: the lease may have gone with it
 
 
 class Clock(FixedIds):
@@ -255,7 +255,7 @@ class World:
                     self.ask(session, lambda: session.run("instead"))
             except AgentError as refusal:
                 self.tell(f"   refused: {type(refusal).__name__}")
-        process.frozen = False
+        process.frozen, process.hangs = False, True
         if self.store.head(self.session()._log).epoch != epoch:
             self.counts["overtaken"] += 1
             process.overtaken = True
@@ -658,7 +658,7 @@ def note(n: int, ctx: ToolContext) -> str:
 @tool
 def slow(n: int, ctx: ToolContext) -> str:
     world_of(ctx).started("slow", ctx)
-    world_of(ctx).clock.sleep(n)
+    world_of(ctx).clock.sleep(n / 3)  # three of them, one after the other, within the time of one
     ctx.progress("still there")
     return "at last"
 

@@ -46,6 +46,7 @@ class Endpoint:
     base_url: str
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # others that must not be quoted
     dialect: Dialect = field(default_factory=Dialect, repr=False)
 
 

@@ -151,6 +151,8 @@ def _fault(
     text = f"{endpoint.provider} {what}" + (f" ({status})" if status else "")
     # What is said about a rejected key tends to repeat it.
     words = "" if kind is AuthenticationFailed else quoted(message, endpoint.api_key)
+    if any(not quoted(words, secret) for secret in endpoint.secrets):
+        words = ""
     text += f": {words.rstrip('.')}; {advice}" if words else f": {advice}"
     return kind(text, provider=endpoint.provider, http_status=status, retryable=retryable, retry_after=retry_after)
 

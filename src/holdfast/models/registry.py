@@ -217,11 +217,13 @@ class LanguageModel:
         if key is not None and (not _fits_header(key) or " " in key):
             text = f"the API key for {provider} has a character that no key has (a line end or a space?): set it again"
             raise AuthenticationFailed(text, provider=provider)
-        base_url, headers = _without_userinfo(base_url, self._headers)
+        base_url, headers, secrets = _without_userinfo(base_url, self._headers)
         dialect = row.dialect if row else Dialect()
         if self._structured is not None:
             dialect = replace(dialect, structured=self._structured)
-        return Endpoint(provider=provider, base_url=base_url, api_key=key, headers=headers, dialect=dialect)
+        return Endpoint(
+            provider=provider, base_url=base_url, api_key=key, headers=headers, secrets=secrets, dialect=dialect
+        )
 
     def __repr__(self) -> str:
         provider, model = self._named or self._given
@@ -301,14 +303,15 @@ def _is_set(request: ModelRequest, name: str) -> bool:
     return getattr(request, name) not in (None, ())
 
 
-def _without_userinfo(url: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+def _without_userinfo(url: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str], tuple[str, ...]]:
     """A user and password in a URL go into a header instead: URLs are logged, and quoted in errors."""
     parts = urlsplit(url)
     userinfo, at, host = parts.netloc.rpartition("@")
     if not at:
-        return url, headers
+        return url, headers, ()
     secret = base64.b64encode(unquote(userinfo).encode()).decode()
-    return urlunsplit(parts._replace(netloc=host)), {"authorization": f"Basic {secret}", **headers}
+    password = unquote(userinfo).partition(":")[2]
+    return urlunsplit(parts._replace(netloc=host)), {"authorization": f"Basic {secret}", **headers}, (secret, password)
 
 
 def _check_url(url: str, what: str) -> None:
