@@ -49,10 +49,13 @@ class OurRuns:
         store: Store,
         *,
         past: str | None = None,
+        keep: bool = False,  # one session object for all runs, as a process that serves a conversation has it
         window: int | None = None,
         loop: asyncio.Runner | None = None,  # where runs are awaited; without one they block
     ) -> None:
         self.store, self.past, self.window, self.loop = store, past, window, loop
+        self.kept: Session | None = None
+        self.keep = keep
         self.sent: list[int] = []  # messages, per model call
         self._count = itertools.count()
 
@@ -77,8 +80,11 @@ class OurRuns:
             self.agent = self._agent()
         if self.past is None:
             session = Session(agent=self.agent, store=self.store)
+        elif self.kept is not None:
+            session = self.kept
         else:
             session = Session.open(self.past, agent=self.agent, store=self.store)
+            self.kept = session if self.keep else None
         question = str(ASK["content"])
         if self.loop is None:
             start = clock()
@@ -232,7 +238,10 @@ def windows(scale: Scale) -> Iterator[Figure]:
             store = stack.enter_context(SQLiteStore(path / f"ours-{length}.db"))
             if length:
                 ours.seeded(store, "past", length)
-            contestants[f"at {length:,}"] = OurRuns(store, past="past" if length else None, window=window)
+            contestants[f"at {length:,}"] = OurRuns(store, past="past" if length else None, keep=True, window=window)
+        opened = stack.enter_context(SQLiteStore(path / "opened.db"))
+        ours.seeded(opened, "past", LENGTHS[-1])
+        contestants["opened anew"] = OurRuns(opened, past="past", window=window)
         found = in_turns(contestants, rounds=scale.rounds, calls=scale.calls)
     for length in LENGTHS:
         name = f"at {length:,}"
@@ -244,6 +253,13 @@ def windows(scale: Scale) -> Iterator[Figure]:
             ours=duration(found.seconds(name)),
             limit=duration(found.seconds("at 0")),
         )
+        if length == LENGTHS[-1]:
+            yield Figure(
+                job=f"run, {length:,} messages behind that window, the session opened anew each time (told, no bound)",
+                ours=duration(found.seconds("opened anew")),
+                limit=duration(found.seconds("at 0")),
+                ratio=f"{found.ratio('opened anew', 'at 0'):.2f} x",
+            )
         if not 0.9 * WINDOW <= sent <= 1.2 * WINDOW:
             raise RuntimeError(f"{sent:.0f} messages were sent, not about {WINDOW}")
 

@@ -67,6 +67,7 @@ def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
                         outcome.left.append(draft)
                         world.left.append(draft)
                     yield from _result(draft)
+            world.effect_over()
             effect = steps.send(outcome)
     except StopIteration:
         pass
@@ -116,6 +117,7 @@ async def drive_async(world: World, opening: list[Draft]) -> AsyncIterator[Strea
                             world.left.append(draft)
                         for told in _result(draft):
                             yield told
+            world.effect_over()
             effect = steps.send(outcome)
     except StopIteration:
         pass
@@ -151,6 +153,7 @@ async def _closed(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
 def _told(world: World, event: ModelEvent) -> StreamEvent:
     """A model's event as a stream tells it; deltas pass as they are."""
     crashpoint("between deltas")
+    world.heard()
     if type(event) is TextDelta:
         world.shown.append(event.text)
         return event

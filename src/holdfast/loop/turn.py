@@ -59,6 +59,7 @@ class Work:
     usage: dict[str, int] = field(default_factory=dict)
     stop_reason: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    asking: bool = False  # the model was called and has not replied
     ended: bool = False
 
     def take(self, type: str, data: dict[str, Any], message: Message | None = None) -> None:
@@ -67,6 +68,8 @@ class Work:
             self.own.append(message)
             if not data.get("rejected"):
                 self.shown.append(message)
+        if type in ("model.called", "model.replied", "model.interrupted"):
+            self.asking = type == "model.called"
         if type == "turn.started":
             self.options = data.get("options", {})
         elif type == "model.replied":

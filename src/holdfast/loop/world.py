@@ -14,6 +14,7 @@ from holdfast.errors import (
     ApprovalPending,
     BudgetExceeded,
     LifecycleError,
+    SessionBusy,
     StaleEpoch,
     TurnOpen,
     TurnParked,
@@ -64,6 +65,7 @@ class World:
         self.epoch = 0
         self.renewal: Renewal | None = None
         self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
+        self._until: float | None = None  # when the effect under way has outlived its time
         self.left: list[Draft] = []  # results that wait for the next append
         self._history: list[Message] = []
         self._system: list[str] = []
@@ -124,6 +126,9 @@ class World:
             raise LifecycleError("resume a turn of", status=view.status, legal=MOVES[view.status])
         if turn.pending:
             raise ApprovalPending(self.log.id, sorted(turn.pending))
+        lease = self.store.lease(self.log)
+        if lease is not None and lease.alive:
+            raise SessionBusy(self.log.id, retry_after=lease.remaining)  # somebody is at work on it: it may yet succeed
         if turn.parked or turn.attempts >= MAX_ATTEMPTS:
             self._park(view, head)
         self.work = self._work_of(view, head)
@@ -131,7 +136,10 @@ class World:
         if self.shape is None and "schema" in self.work.options:
             self.shape = OutputShape(self.work.options["schema"])
         self._prepare(head, view)
-        self._claim([Draft(type="turn.resumed", run=turn.run)], head)
+        drafts = [Draft(type="turn.resumed", run=turn.run)]
+        if self.work.asking:  # whoever watched saw a part of a reply that never came to be
+            drafts.insert(0, Draft(type="model.interrupted", run=turn.run))
+        self._claim(drafts, head)
         return True
 
     def _park(self, view: View, head: Head) -> None:
@@ -227,7 +235,9 @@ class World:
         if self.renewal is None:
             self._claim(drafts, self._head)
         else:
+            self.renewal.allow(None)  # while it writes, nobody waits for an effect
             self.store.append(self.log, drafts, epoch=self.epoch, release=last)
+            self._limit_effect()
         self.left = []
         self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
         if last:
@@ -259,7 +269,8 @@ class World:
         """What the model is sent now. Always valid: no call without its result, whatever crashed or was pruned."""
         assert self.renewal is not None
         self.renewal.check()
-        self.renewal.allow(None if self.settings.timeout is None else self.settings.timeout * 4)
+        self._until = self.store.ids.elapsed() + self.settings.timeout * 4
+        self._limit_effect()
         self.shown = []
         options = self.options
         return ModelRequest(
@@ -293,9 +304,25 @@ class World:
         for call in calls:
             tool = self.settings.tools[call.name]
             batch.add(call, tool, lambda cancelled, told, call=call: self._context(call, cancelled, told))  # type: ignore[misc]
-        longest = max(one.deadline for one in batch.running)
-        self.renewal.allow(longest - self.store.ids.elapsed() + 1)
+        self._until = max(one.deadline for one in batch.running) + 1
+        self._limit_effect()
         return batch
+
+    def heard(self) -> None:
+        """The model said something: the limit is about its silence."""
+        if self.renewal is not None:
+            self.renewal.allow(self.settings.timeout * 4)
+
+    def effect_over(self) -> None:
+        """The effect that was waited for is over, however long the rest takes."""
+        self._until = None
+        self._limit_effect()
+
+    def _limit_effect(self) -> None:
+        """Renew the lease only for as long as the effect may take: one that hangs must not hold the session."""
+        if self.renewal is not None:
+            left = None if self._until is None else self._until - self.store.ids.elapsed()
+            self.renewal.allow(None if left is None else max(left, lease_seconds()))
 
     def _context(self, call: Call, cancelled: threading.Event, told: Callable[[str], None]) -> ToolContext:
         if not self.settings.tools[call.name].wants_context:

@@ -51,8 +51,10 @@ class Renewal:
     def renew(self) -> float | None:
         """Renew once; the seconds until the next time, or None if there is none."""
         began = self._store.ids.elapsed()
-        if self.over or (self._allowed is not None and began > self._allowed):
-            return None  # done; or the effect hangs, and somebody else may take over
+        if self.over:
+            return None
+        if self._allowed is not None and began > self._allowed:
+            return self._seconds / 3  # the effect hangs, and somebody else may take over; unless it goes on meanwhile
         try:
             self._store.renew(self._log, self._epoch, self._seconds)
             self.deadline = began + self._seconds
@@ -68,17 +70,20 @@ class _Renewer:
 
     def __init__(self) -> None:
         self._count = itertools.count()
-        self._start(0)
+        self.start_anew()
+        os.register_at_fork(after_in_child=self.start_anew)  # threads stay with the parent
 
-    def _start(self, pid: int) -> None:
-        self._pid = pid
+    def start_anew(self) -> None:
+        self._starting = threading.Lock()
         self._due: list[tuple[float, int, Renewal]] = []
         self._wake = threading.Condition()
+        self._is_running = False
 
     def add(self, renewal: Renewal, seconds: float) -> None:
-        if self._pid != os.getpid():  # the first use, or the first after a fork: threads stay with the parent
-            self._start(os.getpid())
-            threading.Thread(target=self._work, args=(self._wake,), name="holdfast-leases", daemon=True).start()
+        with self._starting:
+            if not self._is_running:
+                threading.Thread(target=self._work, args=(self._wake,), name="holdfast-leases", daemon=True).start()
+                self._is_running = True
         with self._wake:
             first = self._due[0][0] if self._due else None
             at = renewal._store.ids.elapsed() + seconds
@@ -96,7 +101,10 @@ class _Renewer:
                     wake.wait(self._due[0][0] - now if self._due else None)
                     continue
                 renewal = heapq.heappop(self._due)[2]
-            seconds = renewal.renew()
+            try:
+                seconds = renewal.renew()
+            except Exception:  # noqa: BLE001 - a store that breaks must not end the renewal of all the others
+                seconds = 1.0
             if seconds is not None:
                 self.add(renewal, seconds)
 
