@@ -373,7 +373,9 @@ class SQLiteStore(Store):
         after: str | None = None,
         parent: int | None = None,
     ) -> list[Info]:
-        clauses: list[str] = ["s.tenant = ?", "s.tenant <> ''"] if self.tenant else ["s.tenant = ?"]
+        clauses: list[str] = ["s.tenant = ?"]
+        if self.tenant:
+            clauses.append("s.tenant <> ''")  # lets SQLite use the index, which leaves out those without a tenant
         values: list[Any] = [self.tenant]
         for clause, value in (
             ("s.user_id = ?", user_id and user_id.encode()),
