@@ -27,7 +27,23 @@ ALLOWED = {
     "worker": {"log", "policy", "stores", "models", "loop"},
     "testing": {"log", "policy", "stores", "models", "loop"},
 }
-HELD = {"agent", "turns", "session", "entity", "state", "facts", "archive", "tools", "aio", "__init__"}
+HELD = {
+    "brief",
+    "contexts",
+    "handover",
+    "keeping",
+    "pruning",
+    "agent",
+    "turns",
+    "session",
+    "entity",
+    "state",
+    "facts",
+    "archive",
+    "tools",
+    "aio",
+    "__init__",
+}
 SHELLS = {"server", "client", "cli", "adapters"}
 PURE = ("log", "policy")
 IMPURE = {
@@ -118,7 +134,7 @@ def test_the_public_names_are_these() -> None:
         "holdfast.aio": PUBLIC,
         "holdfast.stores": ["MemoryStore", "PostgresStore", "SQLiteStore", "SessionStore"],
         "holdfast.testing": ["FixedIds", "StoreContract", "call", "error"],
-        "holdfast.tools": ["edit_file", "file_tools", "list_files", "read_file", "search_files", "write_file"],
+        "holdfast.tools": ["edit_file", "file_tools", "list_files", "read_file", "remember", "search_files", "write_file"],
     }
     for module, names in expected.items():
         found = importlib.import_module(module)

@@ -43,6 +43,10 @@ __all__ = [
 class Session(_Session):
     """A session whose I/O is awaited: `await session.run("...")`, `async for event in session.stream("...")`."""
 
+    brief = _Session.brief_async  # type: ignore[assignment]
+    prune = _Session.prune_async  # type: ignore[assignment]
+    redact = _Session.redact_async  # type: ignore[assignment]
+    successor = _Session.successor_async  # type: ignore[assignment]
     approve = _Session.approve_async  # type: ignore[assignment]
     archive = _Session.archive_async  # type: ignore[assignment]
     close = _Session.close_async  # type: ignore[assignment]

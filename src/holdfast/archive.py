@@ -77,7 +77,7 @@ class Archive:
             exported.origin,
             exported.rows,
             exported.blobs,
-            Draft(type="session.imported", data={"from": exported.id}),
+            [Draft(type="session.imported", data={"from": exported.id})],
             user_id=exported.user_id,
             app_name=exported.app_name,
         )

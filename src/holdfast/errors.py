@@ -7,6 +7,7 @@ next, and each error carries its facts as attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 
 
 class AgentError(Exception):
@@ -107,6 +108,15 @@ class Conflict(SessionError):
         super().__init__(f"session {session_id!r} is at {head}, not at {expected}: reload it and try again")
 
 
+class ViewChanged(SessionError):
+    """The messages were cleared, rewound or pruned by somebody else since this change of them was planned."""
+
+    code = "view_changed"
+
+    def __init__(self) -> None:
+        super().__init__("the messages were cleared, rewound or pruned meanwhile: look again, and try again")
+
+
 class StaleEpoch(SessionError):
     """The writer's lease was taken over; what it does from now on is refused."""
 
@@ -183,6 +193,31 @@ class ApprovalPending(SessionError):
         )
 
 
+class ImmutableSession(SessionError):
+    """An immutable session cannot be changed or removed before its time."""
+
+    code = "immutable"
+
+    def __init__(self, what: str, *, until: int | None, ttl_days: float | None = None) -> None:
+        """`until` is in microseconds, None for ever; `ttl_days` says it where the last activity is not known."""
+        self.what, self.until, self.ttl_days = what, until, ttl_days
+        if until is None and ttl_days is not None:
+            end = f"until {ttl_days} days after its last activity"
+        else:
+            end = _end(until)
+        super().__init__(f"cannot {what} an immutable session: it is kept unchanged {end}")
+
+
+class SessionHeld(SessionError):
+    """A session under a legal hold cannot be removed or redacted."""
+
+    code = "held"
+
+    def __init__(self, what: str, *, reason: str) -> None:
+        self.what, self.reason = what, reason
+        super().__init__(f"cannot {what} a session under a legal hold ({reason}): release() ends the hold")
+
+
 class TurnFailed(AgentError):
     """A turn ended without an answer; the log says why, and the messages are as they were."""
 
@@ -253,6 +288,16 @@ class MissingState(InvalidArgument):
         )
 
 
+class SearchUnavailable(SessionError):
+    """An encrypted session cannot be searched: an index of its words would tell what it says."""
+
+    code = "search_unavailable"
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} is encrypted, so there is no index of its words: read its history")
+
+
 class StoreError(AgentError):
     """The place where logs live has a problem."""
 
@@ -311,6 +356,18 @@ class CorruptLog(StoreError):
     """A record that cannot be read, or that is not what its hash says."""
 
     code, status = "corrupt_log", 500
+
+
+class WrongKey(StoreError):
+    """The store is encrypted with another master key, or the data was altered."""
+
+    code = "wrong_key"
+
+
+class KeyNeeded(StoreError):
+    """The session is encrypted, and the store was opened without its key."""
+
+    code = "key_needed"
 
 
 class ProviderError(AgentError):
@@ -390,3 +447,14 @@ class ScriptExhausted(AgentError):
     def __init__(self, length: int) -> None:
         self.length = length
         super().__init__(f"the script has {length} replies and was asked for one more: add an item to script=[...]")
+
+
+def _end(until: int | None) -> str:
+    if until is None:
+        return "for ever"
+    try:
+        # Rounded up: at the second that is named, its time is really over.
+        date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=-(-until // 1_000_000))
+    except OverflowError:  # later than the year 9999
+        return "for ever"
+    return f"until {date.isoformat().replace('+00:00', 'Z')}"

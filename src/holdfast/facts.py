@@ -11,6 +11,8 @@ from holdfast.log.ids import checked_name
 from holdfast.stores.portable import FACT_KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.stores.base import Log, Store
 
 
@@ -28,12 +30,16 @@ class Fact:
 class Facts:
     """The facts of one session: `session.facts.add("use PostgreSQL", kind="decision")`."""
 
-    def __init__(self, store: Store, log: Log) -> None:
+    def __init__(self, store: Store, log: Log, *, turn: Callable[[], int] | None = None) -> None:
         self._store, self._log = store, log
+        self._turn = turn  # gives the epoch of the turn that a tool's writes belong to, or raises if that is over
+
+    def _append(self, draft: Draft) -> None:
+        self._store.append(self._log, [draft], epoch=None if self._turn is None else self._turn())
 
     def add(self, text: str, kind: str = "fact", *, status: str | None = None, ref: str | None = None) -> Fact:
         fact = _checked(Fact(id=self._store.ids.new(), text=text, kind=kind, status=status, ref=ref))
-        self._store.append(self._log, [Draft(type="fact.added", data=_data(fact))])
+        self._append(Draft(type="fact.added", data=_data(fact)))
         return fact
 
     def all(self) -> list[Fact]:
@@ -59,12 +65,12 @@ class Facts:
         changes = {"text": text, "kind": kind, "status": status, "ref": ref}
         known = asdict(self.get(id))
         fact = _checked(Fact(**(known | {name: value for name, value in changes.items() if value is not None})))
-        self._store.append(self._log, [Draft(type="fact.updated", data=_data(fact))])
+        self._append(Draft(type="fact.updated", data=_data(fact)))
         return fact
 
     def remove(self, id: str) -> None:
         self.get(id)
-        self._store.append(self._log, [Draft(type="fact.removed", data={"id": id})])
+        self._append(Draft(type="fact.removed", data={"id": id}))
 
     def __len__(self) -> int:
         return len(self.all())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.archive import Archive
+from holdfast.contexts import Contexts
 from holdfast.errors import (
     Conflict,
     InvalidArgument,
@@ -18,6 +19,8 @@ from holdfast.errors import (
     SessionMismatch,
 )
 from holdfast.facts import Facts
+from holdfast.handover import Handover
+from holdfast.keeping import Keeping
 from holdfast.log import codec
 from holdfast.log.events import Draft, Event, to_datetime
 from holdfast.log.ids import checked_id, checked_name, checked_owner
@@ -26,11 +29,13 @@ from holdfast.log.view import MOVES, View, cut, view_of
 from holdfast.log.words import words
 from holdfast.loop.crossing import twin
 from holdfast.policy.budget import Budget
+from holdfast.policy.retention import Retention
+from holdfast.pruning import Pruning
 from holdfast.state import Scopes
 from holdfast.stores.base import MAX_SEQ, Log, SessionStore, Store
 from holdfast.stores.opening import open_store
 from holdfast.stores.portable import document_of, message_draft, message_of, messages_of, restore
-from holdfast.turns import Turns
+from holdfast.turns import _UNREAD, Turns
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
@@ -49,7 +54,7 @@ class Comparison:
     theirs: list[Message]
 
 
-class Session(Scopes, Archive, Turns):
+class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
     """A durable conversation: messages, state, facts and metadata in one numbered log.
 
     An id that exists is opened, another one is created; without an id a new one is made.
@@ -74,6 +79,7 @@ class Session(Scopes, Archive, Turns):
         title: str | None = None,
         work_dir: str | Path | None = None,
         budget: Budget | Mapping[str, Any] | None = None,
+        retention: Retention | Mapping[str, Any] | None = None,
     ) -> None:
         if id is not None and session_id is not None and id != session_id:
             raise InvalidArgument(f"id={id!r} and session_id={session_id!r} are the same thing: give one of them")
@@ -87,21 +93,30 @@ class Session(Scopes, Archive, Turns):
         fields = self._fields(system=system, metadata=metadata, title=title, work_dir=work_dir)
         if budget is not None:
             fields["budget"] = Budget.of(budget).to_dict()
+        kept = None if retention is None else Retention.of(retention)
         first = [
             *[Draft(type="state.set", data={"name": key, "value": value}) for key, value in _merged(state).items()],
             *[message_draft(Message.of(message), self.store.limits) for message in messages or ()],
         ]
         user_id, app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
-        self._log = self._open_or_create(name, fields, first, user_id, app_name)
+        self._log = self._open_or_create(name, fields, first, user_id, app_name, kept)
 
     def _open_or_create(
-        self, name: str, fields: dict[str, Any], first: _list[Draft], user_id: str | None, app_name: str | None
+        self,
+        name: str,
+        fields: dict[str, Any],
+        first: _list[Draft],
+        user_id: str | None,
+        app_name: str | None,
+        kept: Retention | None,
     ) -> Log:
         log = self.store.find("session", name)
         if log is None:
-            created = Draft(type="session.created", data=fields)
+            created = [Draft(type="session.created", data=fields)]
+            if kept is not None:
+                created.append(Draft(type="retention.set", data=kept.to_dict()))
             try:
-                return self.store.create("session", name, [created, *first], user_id=user_id, app_name=app_name)
+                return self.store.create("session", name, [*created, *first], user_id=user_id, app_name=app_name)
             except SessionExists:  # another process was faster
                 log = self.store.require("session", name)
         for field, asked, known in (("user_id", user_id, log.user_id), ("app_name", app_name, log.app_name)):
@@ -112,6 +127,8 @@ class Session(Scopes, Archive, Turns):
         changed = {field: value for field, value in fields.items() if self.store.value(log, field) != value}
         if changed:
             self.store.append(log, [Draft(type="session.changed", data=changed)])
+        if kept is not None and self.store.value(log, "retention") != kept.to_dict():
+            self.store.append(log, [Draft(type="retention.set", data=kept.to_dict())])
         return log
 
     def _fill_empty(self, log: Log, first: _list[Draft]) -> None:
@@ -294,15 +311,24 @@ class Session(Scopes, Archive, Turns):
         drafts = [message_draft(Message.of(message), limits) for message in messages]
         if not drafts:
             return self.head
-        return self.store.append(self._log, drafts, once=once).last
+        last = self.store.append(self._log, drafts, once=once).last
+        self._messages_came()
+        return last
+
+    def _messages_came(self) -> None:
+        """Prune, if the session's retention says so."""
+        if self._retention is _UNREAD:
+            found = self.store.value(self._log, "retention")
+            self._retention = None if found is None else Retention.of(found)
+        self._prune_if_asked(self._retention)
 
     def send_message(self, message: Message | Mapping[str, Any], *, once: str | None = None) -> int:
         """The same as `add_message`: record a message, without asking a model."""
         return self.add_messages([message], once=once)
 
-    def clear(self) -> None:
+    def clear(self, *, actor: str | None = None) -> None:
         """Empty the messages and temp; system, state and facts stay, and so does the log."""
-        self.store.append(self._log, [Draft(type="view.cleared")])
+        self.store.append(self._log, [Draft(type="view.cleared", actor=actor)])
         self._temp.clear()
 
     def search(self, query: str, limit: int = 20) -> _list[Message]:
@@ -316,7 +342,7 @@ class Session(Scopes, Archive, Turns):
         seqs = self.store.search(self._log, wanted, self._view().visible, limit)
         return [message_of(self.store, self._log, row) for seq in seqs for row in self.store.read(self._log, seq, seq)]
 
-    def rewind(self, to: int) -> None:
+    def rewind(self, to: int, *, actor: str | None = None) -> None:
         """Make messages and session state what they were after event `to`. What is undone stays in the log."""
         while True:
             head = self.store.head(self._log).head
@@ -327,7 +353,7 @@ class Session(Scopes, Archive, Turns):
             changed = {name.removeprefix("state/"): then.get(name) for name in now if now[name] != then.get(name)}
             data = {"to": to, "ranges": cut(view.visible, to), "state": changed}
             try:
-                self.store.append(self._log, [Draft(type="view.rewound", data=data)], expected=head)
+                self.store.append(self._log, [Draft(type="view.rewound", data=data, actor=actor)], expected=head)
                 return
             except Conflict:
                 continue
@@ -356,10 +382,14 @@ class Session(Scopes, Archive, Turns):
         for field, value in self._listed_fields(point.at, point.is_head).items():
             if value is not None and value != {}:
                 data[field] = value
+        drafts = [Draft(type="session.forked", data=data)]
+        retention = self.store.value(self._log, "retention", at=point.at)
+        if retention is not None:  # a copy of the past is kept as the past is
+            drafts.append(Draft(type="retention.set", data=retention))
         log = self.store.create(
             "session",
             name,
-            [Draft(type="session.forked", data=data)],
+            drafts,
             user_id=self.user_id,
             app_name=self.app_name,
             fork=point,

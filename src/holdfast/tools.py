@@ -1,4 +1,4 @@
-"""Built-in tools: files, confined to the session's `work_dir`.
+"""Built-in tools: `remember`, and files, confined to the session's `work_dir`.
 
     from holdfast.tools import file_tools
     agent = Agent(tools=[file_tools])
@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
+from holdfast.facts import Facts
 from holdfast.loop.jail import Entry, FileRefused, Jail, whole
 from holdfast.loop.tools import Tool, ToolContext, ToolError, tool
 
-__all__ = ["edit_file", "file_tools", "list_files", "read_file", "search_files", "write_file"]
+__all__ = ["edit_file", "file_tools", "list_files", "read_file", "remember", "search_files", "write_file"]
 
 MAX_READ = 128 << 10  # bytes of one answer
 MAX_FILE = 16 << 20  # bytes of a file that is read, written, edited or searched
@@ -28,6 +29,35 @@ MAX_MATCHES = 200
 MAX_SEARCHED = 256 << 20  # bytes, over all files
 MAX_LINE = 300  # characters of a matching line
 SKIPPED = frozenset({".git", ".venv", "__pycache__", "node_modules"})
+
+
+@tool
+def remember(
+    ctx: ToolContext,
+    text: str,
+    kind: Literal["fact", "decision", "feature", "progress", "artifact"] = "fact",
+    status: str | None = None,
+    ref: str | None = None,
+) -> str:
+    """Keep something that must not be forgotten, however long the conversation gets.
+
+    What is already known by the same words and kind is updated, not kept twice.
+
+    Args:
+        text: What to remember, in one sentence that can be understood on its own.
+        kind: What it is: a fact, a decision, a feature to build, progress made, or an artifact.
+        status: How far it is, for example 'open' or 'done'.
+        ref: Where it can be found, for example a path or a link.
+    """
+    if ctx.session is None:
+        raise ToolError("there is no session to remember it in")
+    facts = Facts(ctx.session.store, ctx.session._log, turn=ctx.state.epoch)
+    for fact in facts.all():
+        if (fact.text, fact.kind) == (text, kind):
+            facts.update(fact.id, status=status, ref=ref)
+            return f"updated: {text}"
+    facts.add(text, kind, status=status, ref=ref)
+    return f"remembered: {text}"
 
 
 @tool(idempotent=True)

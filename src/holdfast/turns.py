@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
 
 LONGEST_PAUSE = 0.05
+_UNREAD: Any = object()  # nobody has looked yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class Turns:
         @property
         def status(self) -> str: ...
         def _move(self, type: str, reason: str | None, actor: str | None) -> None: ...
+        def _messages_came(self) -> None: ...
         def fork(self, session_id: str | None = None, at: int | None = None) -> Self: ...
 
     def _begin_empty(self) -> None:
@@ -82,7 +84,14 @@ class Turns:
         self._temp = {}
         self._contexts: set[str] = set()  # prompts that this log is known to hold already
         self._windows: dict[str, Any] = {}  # the end of the conversation as the last prompt had it
+        self._retention: Any = _UNREAD
+        self._idle_policy: dict[str, int] = {}  # since when pruning by itself frees nothing
         self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: the stream that it has not finished
+
+    def _drop_windows(self) -> None:
+        """Forget what was read: some of it must not be shown again."""
+        self._windows.clear()
+        self._contexts.clear()
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -208,6 +217,7 @@ class Turns:
                 opening = world.open_with(question, metadata)
                 if opening is not None:
                     yield from drive(world, opening)
+                    self._messages_came()
                     return
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
@@ -235,6 +245,7 @@ class Turns:
                 if opening is not None:
                     async for event in drive_async(world, opening):
                         yield event
+                    await off_thread(self._messages_came)
                     return
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
@@ -293,7 +304,9 @@ class Turns:
             try:
                 if not world.reopen():
                     return None
-                return _last(drive(world, []))
+                response = _last(drive(world, []))
+                self._messages_came()
+                return response
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
                     raise
@@ -316,7 +329,9 @@ class Turns:
             try:
                 if not await off_thread(world.reopen):
                     return None
-                return await _last_async(drive_async(world, []))
+                response = await _last_async(drive_async(world, []))
+                await off_thread(self._messages_came)
+                return response
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
                     raise
@@ -493,10 +508,12 @@ def _shape(schema: object) -> OutputShape:
 
 
 def _last(events: Iterator[StreamEvent]) -> Response:
-    for event in events:
+    found: Response | None = None
+    for event in events:  # to its end: there is work after the last event
         if event.type == "done":
-            return event.response
-    raise AssertionError("a turn ends with its response, or raises")
+            found = event.response
+    assert found is not None, "a turn ends with its response, or raises"
+    return found
 
 
 async def _last_async(events: AsyncIterator[StreamEvent]) -> Response:

@@ -32,6 +32,44 @@ def demo(as_json: bool, keep: Path | None) -> None:
 
 
 @main.command()
+@click.option("--store", "url", envvar="HOLDFAST_STORE", required=True, help="The store, e.g. sqlite:///sessions.db.")
+@click.option("--dry-run", is_flag=True, help="Say what would happen, and change nothing.")
+@click.option(
+    "--batch", default=200, show_default=True, type=click.IntRange(min=1), help="Sessions looked at in one go."
+)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON.")
+def sweep(url: str, dry_run: bool, batch: int, as_json: bool) -> None:
+    """Archive and purge the sessions of a store whose time has come.
+
+    Several sweepers may run: one works at a time. Exit code 0: done; 1: another sweeper is at work; 2: no such store.
+    """
+    from holdfast.stores.opening import open_store
+    from holdfast.worker.sweep import sweep as run
+
+    try:
+        report = run(open_store(url), dry_run=dry_run, batch=batch)
+    except AgentError as error:
+        click.echo(str(error), err=True)
+        sys.exit(2)
+    if as_json:
+        sessions = [
+            {"id": each.id, "tenant": each.tenant, "act": each.act, "why": each.why} for each in report.sessions
+        ]
+        click.echo(json.dumps({"dry_run": dry_run, "busy": report.busy, "looked": report.looked, "sessions": sessions}))
+    elif report.busy:
+        click.echo("another sweeper is at work: nothing was done")
+    else:
+        for each in report.sessions:
+            if each.act != "kept":
+                click.echo(f"{each.act:<9} {each.id}: {each.why}")
+        would = "would be " if dry_run else ""
+        click.echo(
+            f"{report.looked} looked at, {len(report.archived)} {would}archived, {len(report.purged)} {would}purged"
+        )
+    sys.exit(1 if report.busy else 0)
+
+
+@main.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The verdict as JSON.")
 def verify(file: Path, as_json: bool) -> None:

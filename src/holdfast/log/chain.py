@@ -16,7 +16,7 @@ from hashlib import sha256
 import orjson
 
 from holdfast.log import codec
-from holdfast.log.events import MESSAGE_TYPES, SALT, VERSIONS, Draft, Row, unpack_header
+from holdfast.log.events import COMMITMENT, MESSAGE_TYPES, SALT, VERSIONS, Draft, Event, Row, unpack_header
 
 
 def genesis(origin: str) -> bytes:
@@ -25,7 +25,7 @@ def genesis(origin: str) -> bytes:
 
 
 # Levels that an event adds around a value that somebody gave.
-_ROOM = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3}
+_ROOM = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3, "summary.added": 3}
 
 
 def payloads(drafts: Sequence[Draft]) -> list[bytes]:
@@ -72,7 +72,7 @@ def estimate(size: int) -> int:
 def commitment(row: Row) -> bytes | None:
     if row.body is not None:
         return sha256(row.body).digest()
-    return row.tomb
+    return None if row.tomb is None else row.tomb[:COMMITMENT]
 
 
 def link(previous: bytes, row: Row) -> bytes | None:
@@ -100,21 +100,56 @@ class Verification:
 
 def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: bytes | None = None) -> Verification:
     """Walk the chain from its origin and name the first event that fails."""
-    previous, seq = genesis(origin), 0
+    previous, seq, tokens = genesis(origin), 0, 0
+    stones: dict[int, bytes] = {}
+    dumps = orjson.dumps
     for row in rows:
-        if row.seq != seq + 1:
-            return Verification(ok=False, checked=seq, first_bad=seq + 1, reason=f"event {seq + 1} is missing")
+        seq += 1
+        if row.seq != seq:
+            return _bad(seq, f"event {seq} is missing")
+        body, header = row.body, row.header
         try:
-            expected = link(previous, row)
+            if body is not None:
+                promise = sha256(body).digest()
+            else:
+                stone = row.tomb or b""
+                stones[seq], promise = stone, stone[:COMMITMENT]
+            rest = _PLAIN if header is None else unpack_header(header)
+            top = dumps([seq, row.at, row.type, *rest])
+            expected = sha256(previous + top + promise).digest()
         except (ValueError, TypeError):
-            expected = None
-        if expected is None or expected != row.hash:
-            return Verification(ok=False, checked=seq, first_bad=row.seq, reason=f"event {row.seq} was altered")
-        previous, seq = row.hash, row.seq
+            return _bad(seq, f"event {seq} was altered")
+        if expected != row.hash:
+            return _bad(seq, f"event {seq} was altered")
+        if body is not None:
+            if row.type in MESSAGE_TYPES:
+                tokens += (len(body) - SALT) // 4 + 1
+            if row.tokens != tokens:
+                return _bad(seq, f"the token count of event {seq} was altered")
+        tokens = row.tokens
+        previous = expected
+        if stones and row.type in ("event.redacted", "session.erased") and body is not None:
+            data = Event(row).data
+            own = [stones.get(each, b"") for first, last in data.get("erased", ()) for each in range(first, last + 1)]
+            if stones_digest(own) != data.get("tombs"):
+                return _bad(seq, f"what is left of the events that event {seq} erased was altered")
     if head is not None and head != seq:
-        return Verification(ok=False, checked=seq, first_bad=seq + 1, reason=f"{head} events were written, {seq} found")
+        return _bad(seq + 1, f"{head} events were written, {seq} found")
     if hash is not None and hash != previous:
-        return Verification(
-            ok=False, checked=seq, first_bad=seq, reason="the head's hash is not that of the last event"
-        )
+        return _bad(seq, "the head's hash is not that of the last event", checked=seq)
     return Verification(ok=True, checked=seq)
+
+
+_PLAIN = unpack_header(None)
+
+
+def _bad(seq: int, reason: str, *, checked: int | None = None) -> Verification:
+    return Verification(ok=False, checked=seq - 1 if checked is None else checked, first_bad=seq, reason=reason)
+
+
+def stones_digest(stones: Iterable[bytes]) -> str:
+    """Names tombstones, so that the record of an erasure vouches for what they say."""
+    found = sha256()
+    for stone in stones:
+        found.update(sha256(stone).digest())
+    return found.hexdigest()

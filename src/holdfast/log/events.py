@@ -29,7 +29,12 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "session.closed",
         "session.archived",
         "session.reopened",
+        "session.held",
+        "session.released",
+        "session.erased",
+        "retention.set",
         "message.added",
+        "summary.added",
         "state.set",
         "state.deleted",
         "fact.added",
@@ -38,6 +43,10 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "view.cleared",
         "view.rewound",
         "view.restored",
+        "view.pruned",
+        "view.compacted",
+        "view.unpruned",
+        "event.redacted",
         "turn.started",
         "turn.finished",
         "turn.failed",
@@ -54,6 +63,8 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "tool.called",
         "tool.returned",
         "entity.created",
+        "sweep.planned",
+        "sweep.finished",
     ),
     1,
 )
@@ -61,7 +72,8 @@ VERSIONS: dict[str, int] = dict.fromkeys(
 # (type, old version) -> a function from the old data to the data of the next version.
 UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
-MESSAGE_TYPES = ("message.added", "model.replied", "tool.returned")
+MESSAGE_TYPES = ("message.added", "model.replied", "tool.returned", "summary.added")
+COMMITMENT = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +116,7 @@ class Row:
         )
         self.tokens = tokens  # running sum of the estimates, not part of the chain
         self.body = body  # salt and payload; None once erased
-        self.tomb = tomb  # the commitment, once the body is gone
+        self.tomb = tomb  # once the body is gone: its commitment, and what the folds still need of it
         self.hash = hash
 
     def columns(self) -> tuple[int, int, str, bytes | None, int, bytes | None, bytes | None, bytes]:
@@ -126,9 +138,13 @@ class Event:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The payload, in the newest version; empty if it was erased."""
+        """The payload, in the newest version; if it was erased, only what the folds need: numbers and names."""
         if self._data is None:
-            self._data = {} if self.body is None else upcast(self.type, self.v, self.body[SALT:], self.seq)
+            if self.body is not None:
+                self._data = upcast(self.type, self.v, self.body[SALT:], self.seq)
+            else:
+                left = (self.tomb or b"")[COMMITMENT:]
+                self._data = upcast(self.type, self.v, left, self.seq) if left else {}
         return self._data
 
     @property
@@ -145,6 +161,8 @@ class Event:
 
 def message_data(event: Event) -> dict[str, Any]:
     """The stored message of an event that brings one; empty if it was erased."""
+    if event.body is None:
+        return {}
     data: dict[str, Any] = event.data if event.type == "message.added" else event.data.get("message", {})
     return data
 

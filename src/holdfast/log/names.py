@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-NAMED_FIELDS = ("system", "title", "metadata", "work_dir", "budget", "retention")
+NAMED_FIELDS = ("system", "title", "metadata", "work_dir", "budget")
 
 NameRow = tuple[str, int, int | None]
 
@@ -17,7 +17,11 @@ _COLUMNS = ("title", "metadata", "work_dir")  # those that a list of sessions sh
 
 
 def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
-    """The rows that an event adds."""
+    """The rows that an event adds; none for one that was erased with its names."""
+    if not data:
+        return []
+    if type == "retention.set":
+        return [("retention", seq, seq)]
     if type == "state.set":
         return [("state/" + data["name"], seq, seq)]
     if type == "state.deleted":
@@ -29,10 +33,10 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
     if type in ("session.created", "session.changed", "session.forked"):
         return [(name, seq, seq) for name in NAMED_FIELDS if name in data]
     if type == "view.rewound":
-        return [("state/" + name, seq, ref) for name, ref in sorted(data["state"].items())]
+        return [("state/" + name, seq, ref) for name, ref in sorted(data.get("state", {}).items())]
     if type == "view.restored":
-        rows: list[NameRow] = [("state/" + name, seq, seq) for name in sorted(data["state"])]
-        rows += [("state/" + name, seq, None) for name in sorted(data["dropped"])]
+        rows: list[NameRow] = [("state/" + name, seq, seq) for name in sorted(data.get("state", ()))]
+        rows += [("state/" + name, seq, None) for name in sorted(data.get("dropped", ()))]
         rows += [(name, seq, seq) for name in NAMED_FIELDS if name in data]
         return rows
     return []
@@ -55,6 +59,7 @@ HAS_NAMES = frozenset(
         "session.created",
         "session.changed",
         "session.forked",
+        "retention.set",
         "view.rewound",
         "view.restored",
     )
@@ -66,7 +71,7 @@ def value_of(name: str, type: str, data: dict[str, Any]) -> Any:  # noqa: ANN401
     scope, _, rest = name.partition("/")
     if type == "state.set":
         return data["value"]
-    if scope == "fact":
+    if scope == "fact" or name == "retention":
         return data
     if type == "view.restored" and scope == "state":
         return data["state"][rest]

@@ -14,9 +14,10 @@ from typing import Any
 
 import orjson
 
-from holdfast.errors import LifecycleError, NothingPending, TurnOpen
+from holdfast.errors import LifecycleError, NothingPending, TurnOpen, ViewChanged
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
+from holdfast.log.spans import microseconds
 
 Ranges = list[list[int]]  # [first, last] of seqs, in the order of the messages; last = 0: open-ended
 
@@ -43,6 +44,7 @@ MOVES: dict[str, dict[str, str]] = {  # status -> legal move -> the event that r
     "paused": {"resume": "session.resumed", "close": "session.closed", "archive": "session.archived"},
     "closed": {"reopen": "session.reopened", "archive": "session.archived"},
     "archived": {"reopen": "session.reopened"},
+    "erased": {},
 }
 _LIFE = {
     "session.paused": ("pause", "paused"),
@@ -53,6 +55,7 @@ _LIFE = {
 }
 
 
+MAX_CUTS = 32  # prunes and compactions that can be undone; older ones stay as they are
 TURN_ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
 
 
@@ -95,6 +98,14 @@ class View:
     turns: int = 0
     usage: dict[str, int] = field(default_factory=dict)
     loose: list[int] = field(default_factory=list)  # effects of failed turns that the next prompt must name
+    edition: int = 0  # the last event that changed the view otherwise than by adding to its end
+    cuts: list[int] = field(default_factory=list)  # the newest prunes and compactions that hold, for an undo
+    held: int = 0  # the event of the legal hold that holds
+    failed: bool = False  # the last turn failed
+    released: bool = False  # a person said that what is unfinished here may go
+    immutable: bool = False
+    ttl: int | None = None  # microseconds after the last activity; None: for ever
+    measured: list[int] = field(default_factory=list)  # tokens of the last model call: estimated, and as reported
 
     @property
     def status(self) -> str:
@@ -111,8 +122,19 @@ class View:
             return self.ranges
         return self.ranges + self.turn.outside
 
+    @property
+    def unsettled(self) -> str | None:
+        """Why a person should look at this session before it goes, if one should."""
+        if self.released:
+            return None
+        if self.turn is not None:
+            return "parked" if self.turn.parked else "waiting" if self.turn.waiting else "unfinished"
+        return "failed" if self.failed else None
+
     def apply(self, seq: int, type: str, run: str | None, data: dict[str, Any]) -> None:
         turn = self.turn
+        if self.life == "erased":
+            raise LifecycleError("write to", status="erased", legal=())
         if turn is not None and run == turn.run:
             self._apply_turn(turn, seq, type, data)
         elif type == "turn.started":
@@ -122,52 +144,92 @@ class View:
                 raise LifecycleError("run", status=self.status, legal=MOVES[self.status])
             assert run is not None
             self.turn, self.begun = Turn(run=run, first=seq), True
+            self.released = False
             self._close_last(seq - 1)
+        elif type == "summary.added":  # the compaction that follows gives it its place
+            self._use(data)
+            if turn is not None:
+                turn.mixed = True
         elif type in MESSAGE_TYPES and turn is not None:
             extend(turn.outside, seq)
             turn.mixed = True
         elif type == "approval.decided":
-            if turn is None or turn.pending.pop(data["call_id"], None) is None:
+            if turn is None or turn.pending.pop(data.get("call_id", ""), None) is None:
                 waiting = [] if turn is None else sorted(turn.pending)
-                raise NothingPending(data["call_id"], waiting)
+                raise NothingPending(data.get("call_id", ""), waiting)
         elif type in _LIFE:
             move, life = _LIFE[type]
             if move not in MOVES[self.status]:
                 raise LifecycleError(move, status=self.status, legal=MOVES[self.status])
             self.life = life
         elif type == "view.cleared":
+            self.edition, self.cuts = seq, []
             self.ranges = [] if turn is not None else [[seq + 1, 0]]
             if turn is not None:
                 turn.outside = []
+        elif type in ("view.pruned", "view.compacted"):
+            self._cut(seq, type, data)
+        elif type == "view.unpruned":
+            if turn is not None:
+                raise TurnOpen("undo a prune")
+            self.edition, self.cuts = seq, self.cuts[:-1]
+            self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
+        elif type == "event.redacted":
+            self.edition = seq
+        elif type == "retention.set":
+            ttl = data.get("ttl_days")
+            self.ttl, self.immutable = None if ttl is None else microseconds(ttl), bool(data.get("immutable"))
+        elif type == "session.held":
+            self.held, self.released = seq, False
+        elif type == "session.released":
+            self.held, self.released = 0, True
+        elif type == "session.erased":
+            self.turn, self.life, self.ranges, self.loose = None, "erased", [], []
+            self.edition, self.cuts, self.held, self.immutable = seq, [], 0, False
         elif type in ("view.rewound", "view.restored"):
             if turn is not None:
                 raise TurnOpen("rewind" if type == "view.rewound" else "overwrite the messages")
             self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
+            self.edition, self.cuts = seq, []
         elif type == "session.forked":
-            self.life, self.turns, self.usage, self.loose = "live", 0, {}, []
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """A fork has the messages of its parent, and a life of its own."""
+        self.turn, self.life, self.turns, self.usage, self.loose = None, "live", 0, {}, []
+        self.held, self.failed, self.released, self.immutable, self.ttl = 0, False, False, False, None
 
     def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any]) -> None:
-        if type in MESSAGE_TYPES:
+        if type == "summary.added":
+            self._use(data)
+            turn.mixed = True
+        elif type in ("view.pruned", "view.compacted"):
+            self._cut(seq, type, data)
+        elif type in MESSAGE_TYPES:
             if data.get("rejected"):
                 turn.mixed = True
             else:
                 extend(turn.own, seq)
         if type == "model.replied" or type in TURN_ENDS:
-            for name, amount in data.get("usage", {}).items():
-                self.usage[name] = self.usage.get(name, 0) + amount
+            self._use(data)
+        if type == "model.called" and "tokens" in data:
+            self.measured = [data["tokens"], 0]
+        elif type == "model.replied" and self.measured:
+            self.measured[1] = data.get("usage", {}).get("input_tokens", 0)
+        # Events of a turn that has ended may have been erased: what is left of them is enough for these rules.
         if type == "tool.called":
-            turn.calls[data["call_id"]] = [seq, data["name"]]
+            turn.calls[data.get("call_id", "")] = [seq, data.get("name", "")]
         elif type == "tool.returned":
-            turn.calls.pop(data["call_id"], None)
+            turn.calls.pop(data.get("call_id", ""), None)
             if data.get("effect"):
                 turn.effects.append(seq)
         elif type == "approval.requested":
-            turn.pending[data["call_id"]] = seq
+            turn.pending[data.get("call_id", "")] = seq
         elif type == "turn.waiting":
             turn.waiting, turn.attempts = True, 0  # it got this far without ending its process
         elif type == "turn.resumed":
             turn.attempts = 0 if turn.waiting else turn.attempts + 1
-            turn.waiting = turn.parked = False
+            turn.waiting = turn.parked = self.released = False
         elif type == "turn.parked":
             turn.parked = True
         elif type in ("turn.finished", "turn.interrupted"):
@@ -176,6 +238,27 @@ class View:
                 self.loose = []
         elif type in ("turn.failed", "turn.cancelled"):
             self._end(turn, seq, kept=False)
+            self.failed = type == "turn.failed"
+
+    def _use(self, data: dict[str, Any]) -> None:
+        for name, amount in data.get("usage", {}).items():
+            self.usage[name] = self.usage.get(name, 0) + amount
+
+    def _cut(self, seq: int, type: str, data: dict[str, Any]) -> None:
+        """Take ranges out of the messages. What was added meanwhile is not among them, so appends never conflict."""
+        if data["after"] != self.edition:
+            raise ViewChanged
+        drop: Ranges = data["drop"]
+        self.ranges, place = subtract(self.ranges, drop)
+        if self.turn is not None:
+            self.turn.outside, _ = subtract(self.turn.outside, drop)
+        self.edition, self.cuts = seq, [*self.cuts, seq][-MAX_CUTS:]
+        if type == "view.compacted":
+            # The summary, which is the event before this one, stands where the first of what it covers stood.
+            self._close_last(seq - 2)
+            self.ranges.insert(place, [seq - 1, seq - 1])
+            if self.turn is None:
+                self.ranges.append([seq + 1, 0])
 
     def _close_last(self, last: int) -> None:
         if self.ranges and self.ranges[-1][1] == 0:
@@ -186,6 +269,7 @@ class View:
 
     def _end(self, turn: Turn, seq: int, *, kept: bool) -> None:
         self.turn = None
+        self.failed = False
         if kept:
             self.turns += 1
             if not turn.mixed:
@@ -201,19 +285,23 @@ class View:
         join(self.ranges, seq + 1, 0)
 
     def to_bytes(self) -> bytes:
-        turn = None if self.turn is None else self.turn.to_json()
+        values = [2, *[getattr(self, name) for name in _VIEW]]
+        values[_TURN_PLACE] = None if self.turn is None else self.turn.to_json()
         # Made of our own numbers and names, which were checked when they came in.
-        return orjson.dumps(
-            [1, self.ranges, turn, self.life, self.begun, self.turns, self.usage, self.loose],
-            option=orjson.OPT_SORT_KEYS,
-        )
+        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
+
+
+_VIEW = tuple(View.__dataclass_fields__)
+_TURN_PLACE = 1 + _VIEW.index("turn")
 
 
 def view_of(data: bytes) -> View:
-    """The view behind the bytes of a snapshot."""
-    _version, ranges, turn, life, begun, turns, usage, loose = codec.decode(data)
-    opened = None if turn is None else Turn(**dict(zip(_TURN, turn, strict=True)))
-    return View(ranges=ranges, turn=opened, life=life, begun=begun, turns=turns, usage=usage, loose=loose)
+    """The view behind the bytes of a snapshot. Version 1 had fewer fields."""
+    _version, *values = codec.decode(data)
+    view = View(**dict(zip(_VIEW, values, strict=False)))
+    if view.turn is not None:
+        view.turn = Turn(**dict(zip(_TURN, view.turn, strict=True)))  # type: ignore[call-overload]
+    return view
 
 
 def fold(view: View, events: Iterable[Event]) -> View:
@@ -242,3 +330,21 @@ def cut(ranges: Ranges, at: int) -> Ranges:
         if first <= at:
             kept.append([first, min(last or at, at)])
     return kept
+
+
+def subtract(ranges: Ranges, drop: Ranges) -> tuple[Ranges, int]:
+    """The ranges without what is dropped, in the same order; and where the first dropped piece had been."""
+    kept: Ranges = []
+    place: int | None = None
+    for piece in ranges:
+        first, last = piece
+        for low, high in sorted(drop):
+            if first and low <= (last or high) and high >= first:
+                if place is None:
+                    place = len(kept) + (low > first)
+                if low > first:
+                    kept.append([first, low - 1])
+                first = 0 if last and high >= last else high + 1
+        if first:
+            kept.append([first, last])
+    return kept, len(kept) if place is None else place

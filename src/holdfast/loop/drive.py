@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from holdfast.errors import AgentError, StreamTruncated, TurnFailed
+from holdfast.errors import AgentError, ContextTooLong, StreamTruncated, TurnFailed
 from holdfast.ids import crashpoint
 from holdfast.log.events import Draft
 from holdfast.loop.crossing import off_thread
@@ -45,11 +45,19 @@ def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
                 outcome = world.proceed(effect.drafts, effect.called)
             elif isinstance(effect, Ask):
                 yield MessageStart(run_id=world.work.run, step=effect.step)
-                for event in world.settings.model.stream(world.request()):
-                    if isinstance(event, Done):
-                        outcome = event
-                    else:
-                        yield _told(world, event)
+                for again in (True, False):
+                    try:
+                        for event in world.settings.model.stream(world.request()):
+                            if isinstance(event, Done):
+                                outcome = event
+                            else:
+                                yield _told(world, event)
+                        break
+                    except ContextTooLong:  # once: with a shorter prompt
+                        drafts = world.shrink() if again else []
+                        if not drafts:
+                            raise
+                        world.record(drafts, last=False)
                 outcome = _answered(world, outcome)
                 yield MessageDelta(stop_reason=outcome.stop_reason, usage=outcome.usage)
                 yield MessageStop()
@@ -91,12 +99,20 @@ async def drive_async(world: World, opening: list[Draft]) -> AsyncIterator[Strea
                 outcome = await off_thread(world.proceed, effect.drafts, effect.called)
             elif isinstance(effect, Ask):
                 yield MessageStart(run_id=world.work.run, step=effect.step)
-                async with _closed(world.settings.model.stream_async(world.request())) as reply:
-                    async for event in reply:
-                        if isinstance(event, Done):
-                            outcome = event
-                        else:
-                            yield _told(world, event)
+                for again in (True, False):
+                    try:
+                        async with _closed(world.settings.model.stream_async(world.request())) as reply:
+                            async for event in reply:
+                                if isinstance(event, Done):
+                                    outcome = event
+                                else:
+                                    yield _told(world, event)
+                        break
+                    except ContextTooLong:  # once: with a shorter prompt
+                        drafts = world.shrink() if again else []
+                        if not drafts:
+                            raise
+                        await off_thread(world.record, drafts, last=False)
                 outcome = _answered(world, outcome)
                 yield MessageDelta(stop_reason=outcome.stop_reason, usage=outcome.usage)
                 yield MessageStop()

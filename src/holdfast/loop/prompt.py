@@ -9,16 +9,16 @@ from threading import Lock
 from typing import Any
 
 from holdfast.errors import MissingState
-from holdfast.log.events import MESSAGE_TYPES, Event
-from holdfast.log.messages import Message
+from holdfast.log.events import Event
+from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
 from holdfast.log.view import Ranges, cut, view_of
+from holdfast.loop.cutting import newest_first
 from holdfast.stores.base import Log, Store
 from holdfast.stores.plan import Head
-from holdfast.stores.portable import message_of
 
-WINDOW_SHARE = 0.8  # of the model's context window, for the history
+WINDOW_SHARE = 0.8  # of the model's context window, for everything that is sent
 FACTS_BYTES = 8_000
-PAGE = 64
+LEFT_OUT = "[This result of {size} bytes is left out of the prompt to make room; the log has it.]"
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -74,6 +74,65 @@ def loose_ends(store: Store, log: Log, seqs: Sequence[int]) -> str:
     return " ".join(lines)
 
 
+class History:
+    """The part of the conversation that goes into a prompt. It only ever gets shorter, from its old end."""
+
+    def __init__(self, items: Sequence[tuple[int, int, Message]], *, whole: bool, after: int) -> None:
+        self._items, self._start, self._after = items, 0, after
+        self.whole = whole  # nothing older is visible
+        self.tokens = sum(tokens for _, tokens, _ in items)
+
+    def shorten(self, room: int) -> None:
+        """Leave out the oldest messages until the rest fits."""
+        while self.tokens > room and self._start < len(self._items):
+            self.tokens -= self._items[self._start][1]
+            self._start, self.whole = self._start + 1, False
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for _, _, message in self._items[self._start :]]
+
+    @property
+    def first_seq(self) -> int:
+        return self._items[self._start][0] if self._start < len(self._items) else self._after
+
+
+def shortened(own: Sequence[Message], count: int) -> list[Message]:
+    """A turn's messages with the content of its first `count` tool results left out."""
+    found: list[Message] = []
+    for message in own:
+        if count and message.role == "tool":
+            count -= 1
+            parts = [_left_out(part) if isinstance(part, ToolResult) else part for part in message.parts]
+            message = Message("tool", parts, author=message._author, seq=message.seq)
+        found.append(message)
+    return found
+
+
+def _left_out(part: ToolResult) -> ToolResult:
+    text = LEFT_OUT.format(size=len(part.content.encode()))
+    return (
+        part
+        if len(part.content) <= len(text)
+        else ToolResult(call_id=part.call_id, content=text, is_error=part.is_error)
+    )
+
+
+def tokens_of(message: Message) -> int:
+    """About how many tokens a message is that is not stored yet."""
+    size = 20
+    for part in message.parts:
+        if isinstance(part, ToolResult):
+            size += len(part.content.encode()) + 20
+        elif isinstance(part, ToolCall):
+            size += len(str(part.arguments).encode()) + len(part.name) + 40
+        elif isinstance(part, Text | Thinking):
+            size += len(part.text.encode())
+        else:
+            size += 4_000  # an image or a file: providers count about a thousand tokens for a page of it
+    return size // 4 + 1
+
+
 class Window:
     """The end of a conversation that fits a budget of tokens, kept from one turn to the next.
 
@@ -84,18 +143,20 @@ class Window:
         self._upto = 0
         self._ranges: Ranges = []
         self._items: list[tuple[int, int, Message]] = []  # seq, tokens, message; oldest first
-        self._room = 0
+        self._room = self._edition = 0
         self._is_whole = False  # nothing older is visible
         self._lock = Lock()  # threads that share a session object get ready at the same time
 
-    def read(self, store: Store, log: Log, head: Head, room: int) -> tuple[list[Message], int]:
-        """The newest visible messages within `room` tokens, oldest first, and the seq of the first of them."""
+    def read(self, store: Store, log: Log, head: Head, room: int) -> History:
+        """The newest visible messages within `room` tokens, oldest first."""
         with self._lock:
             return self._read(store, log, head, room)
 
-    def _read(self, store: Store, log: Log, head: Head, room: int) -> tuple[list[Message], int]:
-        visible = cut(view_of(head.view).visible, head.head)
-        if self._holds(visible, room):
+    def _read(self, store: Store, log: Log, head: Head, room: int) -> History:
+        view = view_of(head.view)
+        visible = cut(view.visible, head.head)
+        # What a fork shares with others may be erased there without a word in this log: it is read anew each time.
+        if view.edition == self._edition and not log.base and self._holds(visible, room):
             fresh = [[max(first, self._upto + 1), last] for first, last in visible if last > self._upto]
         else:
             self._items, self._is_whole, fresh = [], False, visible
@@ -105,13 +166,12 @@ class Window:
             items = self._items + items
         total = sum(tokens for _, tokens, _ in items)
         start = 0
-        while total > room and start < len(items) - 1:
+        while total > room and start < len(items):
             total -= items[start][1]
             start += 1
         self._items, self._is_whole = items[start:], whole and start == 0
-        self._upto, self._ranges, self._room = head.head, visible, room
-        first_seq = self._items[0][0] if self._items else head.head + 1
-        return [message for _, _, message in self._items], first_seq
+        self._upto, self._ranges, self._room, self._edition = head.head, visible, room, view.edition
+        return History(self._items, whole=self._is_whole, after=head.head + 1)
 
     def _holds(self, visible: Ranges, room: int) -> bool:
         """Whether what is kept is still the beginning of what is visible."""
@@ -123,19 +183,11 @@ class Window:
 def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[tuple[int, int, Message]], bool]:
     """Messages of the ranges from the end, until the room is used up; and whether the beginning was reached."""
     found: list[tuple[int, int, Message]] = []
-    for first, last in reversed(ranges):
-        upto = last
-        while upto >= first:
-            rows = store.read(log, first, upto, limit=PAGE, reverse=True, types=MESSAGE_TYPES)
-            for row in rows:
-                tokens = len(row.body or b"") // 4 + 1
-                room -= tokens
-                if room < 0 and found:
-                    return found[::-1], False
-                found.append((row.seq, tokens, message_of(store, log, row)))
-            if len(rows) < PAGE:
-                break
-            upto = rows[-1].seq - 1
+    for item in newest_first(store, log, ranges):
+        room -= item.tokens
+        if room < 0:
+            return found[::-1], False
+        found.append((item.seq, item.tokens, item.message))
     return found[::-1], True
 
 

@@ -13,19 +13,35 @@ from holdfast.errors import (
     AgentError,
     ApprovalPending,
     BudgetExceeded,
+    ImmutableSession,
     LifecycleError,
     SessionBusy,
     StaleEpoch,
     TurnOpen,
     TurnParked,
+    ViewChanged,
 )
 from holdfast.ids import crashpoint
 from holdfast.log import codec
+from holdfast.log.chain import estimate
 from holdfast.log.events import MESSAGE_TYPES, Draft
 from holdfast.log.messages import Message
-from holdfast.log.view import MOVES, View, view_of
+from holdfast.log.view import MOVES, View, cut, view_of
+from holdfast.loop.context import Context, parts_of
+from holdfast.loop.cutting import frees, plan_cut
 from holdfast.loop.output import OutputShape
-from holdfast.loop.prompt import WINDOW_SHARE, Window, facts_text, filled, loose_ends, names_in, own_events
+from holdfast.loop.prompt import (
+    WINDOW_SHARE,
+    History,
+    Window,
+    facts_text,
+    filled,
+    loose_ends,
+    names_in,
+    own_events,
+    shortened,
+    tokens_of,
+)
 from holdfast.loop.response import Pending, Response
 from holdfast.loop.settings import Settings
 from holdfast.loop.toolrun import Batch
@@ -34,6 +50,8 @@ from holdfast.loop.turn import Call, Rules, Work, loose_calls, settlement, tool_
 from holdfast.models.base import ModelRequest, ToolSpec, Usage, repaired
 from holdfast.models.faults import redacted
 from holdfast.policy.budget import Budget
+from holdfast.policy.pruning import Strategy, strategy_of
+from holdfast.policy.retention import Retention
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
 from holdfast.stores.plan import Head
@@ -41,6 +59,7 @@ from holdfast.stores.portable import message_draft, message_of
 from holdfast.stores.renewal import Renewal
 
 NO_CONTEXT = ToolContext()  # for tools that do not ask for one
+IDLE = 100  # events before a strategy that freed nothing is tried again
 MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
 
 
@@ -67,9 +86,12 @@ class World:
         self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
         self._until: float | None = None  # when the effect under way has outlived its time
         self.left: list[Draft] = []  # results that wait for the next append
-        self._history: list[Message] = []
-        self._system: list[str] = []
-        self._first_seq = 0
+        self._history = History([], whole=True, after=1)
+        self._pieces: list[tuple[str, str]] = []  # (kind, text) of what is sent before the messages
+        self._shortened = 0  # results of this turn that are left out of the prompt
+        self._limit = 0  # tokens, by our own estimate, that may be sent
+        self._fixed = 0  # tokens of what is sent besides messages
+        self._policy_tried = False
         self._usage_before: dict[str, int] = {}
         self._turns_before = 0
         self._budget: Budget | None = None
@@ -186,14 +208,92 @@ class World:
         budget = store.value(log, "budget")
         self._budget = None if budget is None else Budget.of(budget)
         facts = list(store.values(log, "fact/").values())
-        system: str | None = store.value(log, "system")
-        pieces = [self._instructions(), system or "", facts_text(facts), loose_ends(store, log, view.loose)]
-        self._system = [piece for piece in pieces if piece]
-        room = int(self.settings.model.context_window * WINDOW_SHARE)
+        pieces = (
+            ("instructions", self._instructions()),
+            ("system", store.value(log, "system") or ""),
+            ("facts", facts_text(facts)),
+            ("loose_ends", loose_ends(store, log, view.loose)),
+        )
+        self._pieces = [(kind, text) for kind, text in pieces if text]
+        self._fixed = sum(estimate(len(text.encode())) for _, text in self._pieces)
+        self._fixed += sum(estimate(len(codec.encode(_spec(spec), room=codec.WRAPPING))) for spec in self._specs)
+        # A provider that counts more than we do leaves less room; one that counts less is not believed for the next call.
+        off = max(1.0, correction(view.measured))
+        self._limit = int(self.settings.model.context_window * WINDOW_SHARE / off)
+        self._read_history(head)
+
+    def preview(self) -> Context:
+        """What the model would be sent now, without the next question; the open turn's messages, if there is one."""
+        head = self.store.head(self.log)
+        view = view_of(head.view)
+        if view.turn is not None:
+            self.work = self._work_of(view, head)
+        self._prepare(head, view)
+        self.fit()
+        visible = self.store.count(self.log, cut(view.visible, head.head))
+        own = shortened(self.work.own, self._shortened)
+        tools = [_spec(spec) for spec in self._specs]
+        parts = parts_of(self._pieces, tools, repaired([*self._history.messages, *own]))
+        estimated = sum(part.tokens for part in parts)
+        model = self.settings.model
+        return Context(
+            parts=parts,
+            tokens=round(estimated * correction(view.measured)),
+            estimated=estimated,
+            reported=None,
+            window=model.context_window,
+            model=f"{model.provider}:{model.name}",
+            left_out=visible - len(self._history.messages),
+        )
+
+    def _read_history(self, head: Head) -> None:
         kept: dict[str, Window] = getattr(self.session, "_windows", {})
         window = kept.setdefault("window", Window())
-        self._history, self._first_seq = window.read(store, log, head, room)
+        self._history = window.read(self.store, self.log, head, max(0, self._limit - self._fixed))
         self._head = head
+
+    @property
+    def _system(self) -> list[str]:
+        return [text for _, text in self._pieces]
+
+    def fit(self) -> int:
+        """Make the prompt fit: leave out the oldest history, then the oldest results of this turn. Returns about how
+        many tokens it has then."""
+        own = [tokens_of(message) for message in self.work.own]
+        room = self._limit - self._fixed
+        self._history.shorten(max(0, room - sum(own)))
+        self._shortened = 0
+        results = [at for at, message in enumerate(self.work.own) if message.role == "tool"]
+        while sum(own) > room and self._shortened < len(results):
+            at = results[self._shortened]
+            self._shortened += 1
+            own[at] = tokens_of(shortened([self.work.own[at]], 1)[0])
+        return self._fixed + self._history.tokens + sum(own)
+
+    def shrink(self) -> list[Draft]:
+        """The provider says that the prompt is too long: aim at half of it. Gives the events that say so; none if
+        there is nothing that could be left out."""
+        before = self.fit()
+        self._limit = max(1, before // 2)
+        if self.fit() >= before:
+            return []
+        return [Draft(type="model.interrupted", run=self.work.run), self._model_called(self.work)]
+
+    def _apply_policy(self) -> None:
+        """Let the session's own strategy make room, once a turn. What it cannot do, `fit` does for this prompt."""
+        self._policy_tried = True
+        found = self.store.value(self.log, "retention")
+        strategy = None if found is None else automatic(Retention.of(found), self._limit - self._fixed)
+        idle: dict[str, int] = getattr(self.session, "_idle_policy", {})
+        if strategy is None or idle.get("until", 0) > self._head.head:
+            return
+        plan = plan_cut(self.store, self.log, self.store.head(self.log), strategy, model=self.settings.model)
+        if not plan.drop or not frees(self.store, self.log, plan):
+            idle["until"] = self._head.head + IDLE  # it frees nothing: do not pay for trying at every turn
+            return
+        with suppress(ViewChanged, ImmutableSession):
+            self.store.append(self.log, plan.drafts(run=self.work.run), epoch=self.epoch)
+        self._read_history(self.store.head(self.log))
 
     def _instructions(self) -> str:
         text = self.settings.instructions
@@ -254,6 +354,10 @@ class World:
             raise
         if self.renewal is not None and view_of(self.store.head(self.log).view).life != "live":
             return False  # before the first append there is nothing to pause
+        if not self._history.whole and not self._policy_tried:
+            self.record(drafts, last=False)
+            self._apply_policy()
+            drafts, called = [], self._model_called(self.work)
         self.record([*drafts, called], last=False)
         return True
 
@@ -276,7 +380,7 @@ class World:
         return ModelRequest(
             model=self.settings.model.name,
             system=self._system,
-            messages=repaired([*self._history, *self.work.own]),
+            messages=repaired([*self._history.messages, *shortened(self.work.own, self._shortened)]),
             tools=self._specs,
             temperature=options.get("temperature"),
             max_tokens=options.get("max_tokens"),
@@ -339,9 +443,11 @@ class World:
 
     def _model_called(self, work: Work) -> Draft:
         """What the model is about to be sent: the range of the log, and a name for everything that is not in it."""
+        tokens = self.fit()
         about = {
             "system": self._system,
-            "tools": [[spec.name, spec.description, dict(spec.parameters)] for spec in self._specs],
+            "kinds": [kind for kind, _ in self._pieces],
+            "tools": [_spec(spec) for spec in self._specs],
             "options": self._stored_options(),
         }
         context = codec.encode(about, room=codec.WRAPPING)
@@ -350,10 +456,13 @@ class World:
             "step": work.steps + 1,
             "provider": self.settings.model.provider,
             "model": self.settings.model.name,
-            "from": self._first_seq,
+            "from": self._history.first_seq,
             "upto": self._head.head,
             "context": digest,
+            "tokens": tokens,
         }
+        if self._shortened:
+            data["shortened"] = self._shortened
         blobs = {} if digest in self._contexts else {digest: context}
         return Draft(type="model.called", run=work.run, author=self.settings.name, data=data, blobs=blobs)
 
@@ -460,6 +569,27 @@ class World:
             self.renewal.__exit__(None, None, None)
 
 
+def _spec(spec: ToolSpec) -> list[Any]:
+    return [spec.name, spec.description, dict(spec.parameters)]
+
+
+def correction(measured: Sequence[int]) -> float:
+    """By how much our estimate of tokens was off at the last call, where the provider reported its own count."""
+    if not measured or not measured[0] or not measured[1]:
+        return 1.0
+    return min(4.0, max(0.5, measured[1] / measured[0]))
+
+
+def automatic(retention: Retention, room: int) -> Strategy | None:
+    """The strategy that makes room in a prompt; None where leaving old messages out of the prompt is the strategy."""
+    name, window = retention.strategy, retention.window
+    if name == "summarize_old":
+        return Strategy(name=name, tokens=max(1, room // 2), messages=window, summarize=True)
+    if retention.immutable or name in (None, "token_budget"):
+        return None
+    return strategy_of(name, window_size=window) if name == "sliding_window" else strategy_of(name)
+
+
 def _clean(text: str) -> str:
     return text.encode(errors="replace").decode()[:20_000]
 
@@ -483,6 +613,11 @@ class TurnState:
             return
         session: Any = world.session
         session.set_state(name, value, scope=scope)
+
+    def epoch(self) -> int:
+        """The epoch that whatever a tool writes must carry; raises once the turn is over."""
+        self._world.check_open()
+        return self._world.epoch
 
     def delete(self, name: str) -> None:
         world = self._world

@@ -21,6 +21,7 @@ from holdfast.log.messages import Limits
 from holdfast.log.names import value_of
 from holdfast.log.view import Ranges, View, fold, view_of
 from holdfast.stores import portable
+from holdfast.stores.erasing import Burial
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import Appended, Head
 
@@ -63,6 +64,7 @@ class Log(NamedTuple):
     user_id: str | None = None
     app_name: str | None = None
     parent: int | None = None  # number of the log it was forked from
+    key: bytes | None = None  # its encryption key, wrapped; None: it is not encrypted
 
     @property
     def forebears(self) -> tuple[int, ...]:
@@ -92,6 +94,13 @@ class Info(NamedTuple):
     metadata: dict[str, Any]
     work_dir: str | None
     updated_at: int
+
+
+class Due(NamedTuple):
+    """A session that the sweep should look at."""
+
+    tenant: str
+    log: Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,17 +190,31 @@ class Store(SessionStore, ABC):
         origin: str,
         rows: Sequence[Row],
         blobs: dict[str, bytes],
-        draft: Draft,
+        drafts: Sequence[Draft],
         **of: str | None,
     ) -> Log:
-        """Make a log out of rows that were sealed elsewhere, and append `draft`; the caller has verified them."""
+        """Make a log out of rows that were sealed elsewhere, and append `drafts`; the caller has verified them."""
 
     @abstractmethod
     def find(self, kind: str, id: str) -> Log | None: ...
 
     @abstractmethod
-    def remove(self, kind: str, id: str) -> bool:
-        """Free the name. The events go too, unless a fork still needs them. SessionBusy while a writer is at it."""
+    def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
+        """Free the name. The events go too, unless a fork still needs them. SessionBusy while a writer is at it;
+        Conflict if it is not at `expected` any more; refused while it is held, or immutable."""
+
+    @abstractmethod
+    def bury(self, log: Log, drafts: Sequence[Draft], burial: Burial) -> Appended:
+        """Remove payloads and what was made of them, and append the record of it, all or nothing. Conflict if one of
+        the logs has moved since the burial was planned."""
+
+    @abstractmethod
+    def due(self, now: int, *, limit: int) -> list[Due]:
+        """Sessions that the sweep should look at; of every tenant, if this store is bound to none."""
+
+    @abstractmethod
+    def put_off(self, log: Log, due: int | None) -> None:
+        """When the sweep should look at a log again; None: not before its retention, hold or life changes."""
 
     @abstractmethod
     def append(
@@ -230,6 +253,23 @@ class Store(SessionStore, ABC):
     @abstractmethod
     def id_of(self, number: int) -> str | None:
         """The name of a log of this tenant, by its number; None once it is deleted."""
+
+    # -- logs by number, deleted ones included: forks may still read them ---------------------------------------------
+
+    @abstractmethod
+    def log_of(self, number: int) -> Log:
+        """The log; its id is empty once it is deleted."""
+
+    @abstractmethod
+    def sharers(self, number: int) -> list[Log]:
+        """The logs that read from this one."""
+
+    @abstractmethod
+    def bare_head(self, number: int) -> Head: ...
+
+    def own_blob(self, number: int, digest: str) -> bytes | None:
+        """The bytes, if this very log holds them."""
+        return self._blob(number, digest)
 
     # -- leases ----------------------------------------------------------------------------------------------------
 

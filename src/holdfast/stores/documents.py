@@ -17,9 +17,10 @@ from holdfast.errors import InvalidId, StoreUnavailable
 from holdfast.ids import REAL, Ids, decode_ulid, encode_ulid
 from holdfast.log.events import Draft, Row
 from holdfast.log.messages import Limits
-from holdfast.stores.base import Fork, Info, Log, SessionStore
+from holdfast.stores.base import Due, Fork, Info, Log, SessionStore
+from holdfast.stores.erasing import Burial
 from holdfast.stores.memory import Kept, MemoryStore
-from holdfast.stores.plan import Batch, Head, Once
+from holdfast.stores.plan import Batch, Head, Keep, Once
 from holdfast.stores.portable import VERSION, document_of, restore
 
 HIDDEN = "holdfast:"
@@ -53,6 +54,26 @@ class DocumentStore(MemoryStore):
             vars(kept).update(vars(before))  # what could not be saved did not happen
             raise
 
+    def _commit_burial(self, mine: Kept, batch: Batch, burial: Burial) -> None:
+        before = _copied(mine)  # a fork here is a copy: nobody else shares these events
+        try:
+            super()._commit_burial(mine, batch, burial)
+            self._save(mine)
+        except BaseException:
+            vars(mine).update(vars(before))
+            raise
+
+    def due(self, now: int, *, limit: int) -> list[Due]:
+        self._load_all()
+        return super().due(now, limit=limit)
+
+    def put_off(self, log: Log, due: int | None) -> None:
+        with self._memory.lock:
+            kept = self._memory.logs.get(log.number)
+            if kept is not None and kept.due != due:
+                super().put_off(log, due)
+                self._save(kept)
+
     def _save(self, kept: Kept) -> None:
         log = kept.log
         name = self._name_of(log.kind, log.id)
@@ -82,24 +103,23 @@ class DocumentStore(MemoryStore):
                 return super().create(kind, id, drafts, user_id=user_id, app_name=app_name)
             parent = self._kept(fork.parent)
             rows = parent.rows[: fork.at]
-            (draft,) = drafts
             return self.adopt(
                 kind,
                 id,
                 fork.parent.origin,
                 rows,
                 dict(parent.blobs),
-                draft,
+                drafts,
                 user_id=user_id,
                 app_name=app_name,
                 parent=fork.parent.uid,
             )
 
-    def remove(self, kind: str, id: str) -> bool:
+    def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
         with self._memory.lock:
             if self.find(kind, id) is None:
                 return False
-            super().remove(kind, id)
+            super().remove(kind, id, expected=expected)
             self.documents.delete(self._name_of(kind, id))
             return True
 
@@ -232,6 +252,7 @@ def _packed(kept: Kept) -> dict[str, Any]:
         "blobs": {digest: _b64(data) for digest, data in kept.blobs.items()},
         "snapshots": [[seq, _b64(view)] for seq, view in kept.snapshots],
         "columns": kept.columns,
+        "keep": None if kept.keep is None else [*kept.keep, kept.due],
     }
 
 
@@ -273,4 +294,7 @@ def _unpacked(packed: dict[str, Any], kind: str, id: str, tenant: str) -> Kept:
     kept.blobs = {digest: base64.b64decode(data) for digest, data in packed["blobs"].items()}
     kept.snapshots = [(seq, base64.b64decode(view)) for seq, view in packed["snapshots"]]
     kept.columns = dict(packed["columns"])
+    if packed.get("keep") is not None:
+        *keep, kept.due = packed["keep"]
+        kept.keep = Keep(*keep)
     return kept

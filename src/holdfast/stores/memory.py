@@ -6,16 +6,31 @@ import copy
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from holdfast.errors import InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.errors import Conflict, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
 from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.log.view import view_of
-from holdfast.stores.base import Fork, Info, Log, Store
+from holdfast.stores.base import Due, Fork, Info, Log, Store
+from holdfast.stores.erasing import Burial
 from holdfast.stores.lease import Claim, Lease
-from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
+from holdfast.stores.plan import (
+    Appended,
+    Batch,
+    Head,
+    Keep,
+    Once,
+    Request,
+    first_head,
+    forked_head,
+    plan,
+    refuse_removal,
+    repeated,
+    request,
+)
 from holdfast.stores.rows import new_log, replay, searchable
 
 
@@ -34,6 +49,8 @@ class Kept:
         self.lease: tuple[int, bytes, float] | None = None  # epoch, holder, expires
         self.columns: dict[str, Any] = {"status": view_of(head.view).status}
         self.words: dict[int, frozenset[str]] = {}
+        self.keep: Keep | None = None
+        self.due: int | None = None  # when the sweep looks at it
 
 
 class _Memory:
@@ -75,7 +92,8 @@ class MemoryStore(Store):
         with self._memory.lock:
             kept = self._kept(log)
             if asked.once is not None and asked.once in kept.once:
-                return repeated(log.id, asked, kept.once[asked.once], kept.head.epoch)
+                found = kept.once[asked.once]
+                return repeated(log.id, asked, found.digest == asked.digest, found.first, found.last, kept.head.epoch)
             batch = self._planned(kept, asked)
             self._commit(kept, [batch])
             return batch.outcome
@@ -106,6 +124,8 @@ class MemoryStore(Store):
             kept.snapshots.append((batch.head.head, batch.snapshot))
         if batch.session is not None:
             kept.columns |= copy.deepcopy(batch.session)
+        if batch.keep is not None:
+            kept.keep, kept.due = batch.keep, 0
         if batch.claim is not None:
             kept.lease = (batch.head.epoch, batch.claim.holder, self.ids.elapsed() + batch.claim.seconds)
         if batch.release and kept.lease is not None and kept.lease[0] == batch.head.epoch:
@@ -152,10 +172,10 @@ class MemoryStore(Store):
         origin: str,
         rows: Sequence[Row],
         blobs: dict[str, bytes],
-        draft: Draft,
+        drafts: Sequence[Draft],
         **of: str | None,
     ) -> Log:
-        asked = request([draft], limits=self.limits)
+        asked = request(drafts, limits=self.limits)
         with self._memory.lock:
             self._check_free(kind, id)
             now = self.ids.now()
@@ -207,19 +227,75 @@ class MemoryStore(Store):
         del self._memory.logs[kept.log.number]
         del self._memory.names[kept.tenant, kept.log.kind, kept.log.id]
 
-    def remove(self, kind: str, id: str) -> bool:
+    def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
         with self._memory.lock:
             number = self._memory.names.get((self.tenant, kind, id))
             if number is None:
                 return False
             kept = self._memory.logs[number]
-            lease = self._lease(kept)
-            if lease is not None and lease.alive:
-                raise SessionBusy(id, retry_after=lease.remaining)
+            if expected not in (None, kept.head.head):
+                raise Conflict(id, expected=expected or 0, head=kept.head.head)
+            refuse_removal(id, kept.head, self._lease(kept), self.ids.now())
             del self._memory.names[self.tenant, kind, id]
             kept.deleted = True
             self._purge(number)
             return True
+
+    def bury(self, log: Log, drafts: Sequence[Draft], burial: Burial) -> Appended:
+        asked = request(drafts, limits=self.limits)
+        with self._memory.lock:
+            mine = self._memory.logs.get(log.number)
+            if mine is None:
+                raise SessionNotFound(log.id)
+            for number, planned in burial.heads.items():
+                kept = self._memory.logs.get(number)
+                if kept is None or kept.head.head != planned:
+                    raise Conflict(log.id, expected=planned, head=0 if kept is None else kept.head.head)
+            lease = self._lease(mine)
+            if burial.whole and lease is not None and lease.alive:
+                raise SessionBusy(log.id, retry_after=lease.remaining)
+            batch = self._planned(mine, asked)
+            self._commit_burial(mine, batch, burial)
+            return batch.outcome
+
+    def _commit_burial(self, mine: Kept, batch: Batch, burial: Burial) -> None:
+        """Carry a burial out. A store that writes elsewhere first overrides this."""
+        crashpoint("inside burial")
+        for number, stones in burial.tombs.items():
+            kept = self._memory.logs[number]
+            for seq, stone in stones:
+                place = seq - kept.log.base - 1
+                row = kept.rows[place]
+                kept.rows[place] = Row(row.seq, row.at, row.type, row.header, row.tokens, None, stone, row.hash)
+                kept.words.pop(seq, None)
+                for key, once in kept.once.items():
+                    if once.first <= seq <= once.last:
+                        kept.once[key] = replace(once, digest=b"")
+        for number, digests in burial.blobs.items():
+            for digest in digests:
+                self._memory.logs[number].blobs.pop(digest, None)
+        for column in burial.columns:
+            mine.columns.pop(column, None)
+        if burial.whole:
+            mine.names, mine.once, mine.blobs, mine.words = {}, {}, {}, {}
+            mine.log = mine.log._replace(user_id=None)
+        self._write(mine, batch)
+
+    def due(self, now: int, *, limit: int) -> list[Due]:
+        with self._memory.lock:
+            waiting = [
+                (kept.due, number)
+                for number, kept in self._memory.logs.items()
+                if kept.due is not None and kept.due <= now and not kept.deleted and self.tenant in ("", kept.tenant)
+            ]
+            found = [self._memory.logs[number] for _, number in sorted(waiting)[:limit]]
+            return [Due(kept.tenant, kept.log) for kept in found]
+
+    def put_off(self, log: Log, due: int | None) -> None:
+        with self._memory.lock:
+            kept = self._memory.logs.get(log.number)
+            if kept is not None:
+                kept.due = due
 
     def _purge(self, number: int) -> None:
         """Remove a dead log for good, unless another one needs it; then whatever was only waiting for it."""
@@ -266,6 +342,24 @@ class MemoryStore(Store):
     def head(self, log: Log) -> Head:
         with self._memory.lock:
             return self._kept(log).head
+
+    def log_of(self, number: int) -> Log:
+        with self._memory.lock:
+            kept = self._memory.logs.get(number)
+            if kept is None:
+                raise SessionNotFound(str(number))
+            return kept.log._replace(id="") if kept.deleted else kept.log
+
+    def sharers(self, number: int) -> list[Log]:
+        with self._memory.lock:
+            return [kept.log for _, kept in sorted(self._memory.logs.items()) if number in kept.log.forebears]
+
+    def bare_head(self, number: int) -> Head:
+        with self._memory.lock:
+            kept = self._memory.logs.get(number)
+            if kept is None:
+                raise SessionNotFound(str(number))
+            return kept.head
 
     def id_of(self, number: int) -> str | None:
         with self._memory.lock:

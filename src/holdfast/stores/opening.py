@@ -60,11 +60,11 @@ def _new(url: str) -> Store:
     if url.startswith("sqlite:///"):
         from holdfast.stores.sqlite import SQLiteStore
 
-        return SQLiteStore(url.removeprefix("sqlite:///"))
+        return SQLiteStore(url.removeprefix("sqlite:///"), key=os.environ.get("HOLDFAST_KEY") or None)
     if url.startswith(("postgresql://", "postgres://")):
         from holdfast.stores.postgres import PostgresStore
 
-        return PostgresStore(url)
+        return PostgresStore(url, key=os.environ.get("HOLDFAST_KEY") or None)
     scheme = url.partition(":")[0][:20] if ":" in url else "(no scheme)"  # the rest may hold a password
     raise InvalidArgument(
         f"a store URL with {scheme!r} is not understood: use 'sqlite:///path/to/file.db' (four slashes for an absolute "

@@ -8,19 +8,56 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.errors import Conflict, InvalidArgument, KeyReused, LimitExceeded, SessionBusy, StaleEpoch
+from holdfast.errors import (
+    Conflict,
+    ImmutableSession,
+    InvalidArgument,
+    KeyReused,
+    LimitExceeded,
+    SessionBusy,
+    SessionHeld,
+    StaleEpoch,
+)
 from holdfast.log import chain, codec
 from holdfast.log.events import MESSAGE_TYPES, SALT, VERSIONS, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.log.names import HAS_NAMES, NameRow, columns_of, names_of
+from holdfast.log.spans import microseconds
 from holdfast.log.view import TURN_ENDS, View, is_marked, view_of
 from holdfast.stores.lease import Claim, Lease
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Fork
 
+# What an immutable session refuses until its time has passed. A turn's own compaction is none of it: that only keeps
+# the prompt within the model's window.
+_ALTERING = {
+    "event.redacted": "redact an event of",
+    "view.cleared": "clear",
+    "view.compacted": "prune",
+    "view.pruned": "prune",
+    "view.restored": "overwrite",
+    "view.rewound": "rewind",
+    "view.unpruned": "undo a prune of",
+}
+# What is done to a session rather than in it: none of it is activity, so none of it makes the session live longer.
+MAINTENANCE = frozenset(
+    (
+        "event.redacted",
+        "retention.set",
+        "session.archived",
+        "session.erased",
+        "session.held",
+        "session.released",
+        "summary.added",
+        "view.compacted",
+        "view.pruned",
+        "view.unpruned",
+    )
+)
+RETENTION_TYPES = frozenset(("retention.set", "session.held", "session.released", "session.reopened"))
 SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
 MAX_PAYLOAD = 32 << 20
 
@@ -76,6 +113,14 @@ class Request:
         return chain.digest(self.drafts, self.encoded)
 
 
+class Keep(NamedTuple):
+    """How long a log is kept, as the sweep looks it up and the triggers guard it; a fold of its events."""
+
+    ttl: int | None  # microseconds after the last activity
+    immutable: bool
+    held: bool
+
+
 @dataclass(slots=True)
 class Batch:
     """Everything that one append writes, in one transaction."""
@@ -90,13 +135,14 @@ class Batch:
     once: tuple[str, Once] | None = None
     snapshot: bytes | None = None  # of the view after this batch
     session: dict[str, Any] | None = None  # changed columns of the session's row
+    keep: Keep | None = None  # what the sweep and the triggers must know, if that changed
     claim: Claim | None = None
     release: bool = False
 
     @property
     def simple(self) -> bool:
         """Only events and names: the common case, which a store may write in one statement."""
-        return not (self.blobs or self.once or self.snapshot or self.session or self.claim or self.release)
+        return not (self.blobs or self.once or self.snapshot or self.session or self.claim or self.release or self.keep)
 
 
 def request(
@@ -132,11 +178,11 @@ def request(
     return Request(drafts, encoded, once, epoch, expected, claim, release)
 
 
-def repeated(session_id: str, asked: Request, found: Once, epoch: int) -> Appended:
-    """The first outcome of a key that was used before."""
-    if found.digest != asked.digest:
+def repeated(session_id: str, asked: Request, same: bool, first: int, last: int, epoch: int) -> Appended:
+    """The first outcome of a key that was used before, if it was used for the same."""
+    if not same:
         raise KeyReused(session_id, asked.once or "")
-    return Appended(first=found.first, last=found.last, epoch=epoch, repeated=True)
+    return Appended(first=first, last=last, epoch=epoch, repeated=True)
 
 
 def plan(
@@ -144,6 +190,9 @@ def plan(
 ) -> Batch:
     """Decide what an append writes, or refuse it. The key was looked up already and not found."""
     epoch = before.epoch
+    altering = [draft for draft in asked.drafts if draft.type in _ALTERING or draft.type == "retention.set"]
+    if altering:
+        refuse_altering(before, altering, at)
     if asked.epoch is not None and asked.epoch != epoch:
         raise StaleEpoch(session_id, epoch=asked.epoch, current=epoch)
     if asked.claim is not None:
@@ -176,13 +225,15 @@ def plan(
             session |= columns_of(draft.type, draft.data)
         if draft.blobs:
             blobs |= draft.blobs
-    view, marks, snapshot = before.view, before.marks, None
+    view, marks, snapshot, keep = before.view, before.marks, None, None
     if any(marked):
         folded = view_of(view)
         status = folded.status
         for draft, row in zip(drafts, rows, strict=True):
             folded.apply(row.seq, draft.type, draft.run, draft.data)
-        view, busy = folded.to_bytes(), folded.turn is not None
+        view, busy = folded.to_bytes(), folded.turn is not None or folded.life == "erased"
+        if any(draft.type in RETENTION_TYPES for draft in drafts):
+            keep = keep_of(folded)
         marks += sum(marked)
         if marks >= SNAPSHOT_EVERY:
             marks, snapshot = 0, view
@@ -197,7 +248,7 @@ def plan(
         view=view,
         busy=busy,
         marks=marks,
-        updated_at=at if last else before.updated_at,
+        updated_at=at if any(draft.type not in MAINTENANCE for draft in drafts) else before.updated_at,
     )
     outcome = Appended(first=before.head + 1, last=head.head, epoch=epoch, at=at)
     once = None
@@ -214,9 +265,53 @@ def plan(
         once=once,
         snapshot=snapshot,
         session=session or None,
+        keep=keep,
         claim=asked.claim,
         release=asked.release,
     )
+
+
+def keep_of(view: View) -> Keep:
+    return Keep(ttl=view.ttl, immutable=view.immutable, held=bool(view.held))
+
+
+def expiry(view: View, updated_at: int) -> int | None:
+    """When the time of a session has passed; None: never."""
+    return None if view.ttl is None else updated_at + view.ttl
+
+
+def is_locked(view: View, updated_at: int, now: int) -> bool:
+    """Whether a session is immutable and its time has not passed."""
+    until = expiry(view, updated_at)
+    return view.immutable and (until is None or now < until)
+
+
+def refuse_altering(before: Head, drafts: Sequence[Draft], now: int) -> None:
+    """Raise if the session is immutable, or held, and these would change what it shows or lasts."""
+    view = view_of(before.view)
+    locked, until = is_locked(view, before.updated_at, now), expiry(view, before.updated_at)
+    for draft in drafts:
+        if draft.type == "event.redacted" and view.held:
+            raise SessionHeld("redact an event of", reason=f"event {view.held} says why")
+        if not locked or (draft.type == "view.compacted" and draft.run is not None):
+            continue
+        if draft.type != "retention.set":
+            raise ImmutableSession(_ALTERING[draft.type], until=until)
+        ttl = draft.data.get("ttl_days")
+        shorter = ttl is not None and (view.ttl is None or microseconds(ttl) < view.ttl)
+        if shorter or not draft.data.get("immutable"):
+            raise ImmutableSession("shorten or weaken the retention of", until=until)
+
+
+def refuse_removal(id: str, head: Head, lease: Lease | None, now: int) -> None:
+    """Raise if a log must not go now: it is held, immutable, or somebody is at work on it."""
+    view = view_of(head.view)
+    if view.held:
+        raise SessionHeld("delete", reason=f"event {view.held} says why")
+    if is_locked(view, head.updated_at, now):
+        raise ImmutableSession("delete", until=expiry(view, head.updated_at))
+    if lease is not None and lease.alive:
+        raise SessionBusy(id, retry_after=lease.remaining)
 
 
 def first_head(origin: str, at: int) -> Head:
@@ -235,13 +330,14 @@ def first_head(origin: str, at: int) -> Head:
 
 def forked_head(fork: Fork, now: int) -> Head:
     """The head of a fork before its first event: the parent's past, with a life of its own."""
-    view = replace(fork.view, turn=None, life="live", turns=0, usage={}, loose=[]).to_bytes()
+    view = replace(fork.view)
+    view.begin_anew()
     return Head(
         head=fork.at,
         hash=fork.hash,
         epoch=0,
         tokens=fork.tokens,
-        view=view,
+        view=view.to_bytes(),
         busy=False,
         marks=0,
         updated_at=now,

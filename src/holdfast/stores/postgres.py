@@ -11,13 +11,46 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from holdfast.errors import AgentError, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.errors import (
+    AgentError,
+    Conflict,
+    InvalidArgument,
+    SessionBusy,
+    SessionExists,
+    SessionNotFound,
+    StaleEpoch,
+)
 from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
-from holdfast.stores.base import MAX_SEQ, Fork, Info, Log, Store
+from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
+from holdfast.stores.erasing import Burial
+from holdfast.stores.keys import (
+    Keys,
+    blob_name,
+    hidden,
+    marked,
+    opened,
+    opened_blob,
+    opened_tomb,
+    sealed,
+    sealed_blob,
+    sealed_tomb,
+    shown,
+)
 from holdfast.stores.lease import Claim, Lease
-from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
+from holdfast.stores.plan import (
+    Appended,
+    Batch,
+    Head,
+    Request,
+    first_head,
+    forked_head,
+    plan,
+    refuse_removal,
+    repeated,
+    request,
+)
 from holdfast.stores.postgres_server import MAX_CONNECTIONS, STRIPES, Connection, DatabaseError, PostgresServer
 from holdfast.stores.rows import (
     INDEX_BATCH,
@@ -30,14 +63,19 @@ from holdfast.stores.rows import (
     session_columns,
     session_row,
 )
+from holdfast.stores.vault import DataKey, MasterKey
 
-LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent
-    FROM holdfast.logs l LEFT JOIN holdfast.sessions s ON s.log = l.log"""
+LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent,
+    l.key FROM holdfast.logs l LEFT JOIN holdfast.sessions s ON s.log = l.log"""
 DEAD = LOG + " WHERE l.log = %s AND l.id IS NULL"
+BY_NUMBER = LOG + " WHERE l.log = %s"
+SHARERS = LOG + " WHERE l.log IN (SELECT log FROM holdfast.lineage WHERE ancestor = %s) ORDER BY l.log"
 FIND = LOG + " WHERE l.tenant = %s AND l.kind = %s AND l.id = %s"
 HEAD = """SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM holdfast.logs
     WHERE log = %s AND id IS NOT NULL"""
 LOCK_HEAD = HEAD + " FOR UPDATE"
+BARE_HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM holdfast.logs WHERE log = %s"
+LOCK_BARE_HEAD = BARE_HEAD + " FOR UPDATE"
 LOCK_PARENT = "SELECT 1 FROM holdfast.logs WHERE log = %s AND id IS NOT NULL FOR SHARE"
 MOVE = """UPDATE holdfast.logs SET head=%s, hash=%s, epoch=%s, tokens=%s, view=%s, busy=%s, marks=%s, updated_at=%s
     WHERE log = %s"""
@@ -68,8 +106,8 @@ ADD_NAME = "INSERT INTO holdfast.names VALUES(%s,%s,%s,%s)"
 ADD_BLOB = "INSERT INTO holdfast.blobs VALUES(%s,%s,%s) ON CONFLICT DO NOTHING"
 ADD_SNAPSHOT = "INSERT INTO holdfast.snapshots VALUES(%s,%s,%s)"
 ADD_LOG = """INSERT INTO holdfast.logs(uid, origin, tenant, kind, id, base, ancestry, parent, created_at,
-    head, hash, epoch, tokens, view, busy, marks, updated_at)
-    VALUES(%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s) RETURNING log"""
+    head, hash, epoch, tokens, view, busy, marks, updated_at, key)
+    VALUES(%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s,%s) RETURNING log"""
 ADD_SESSION = "INSERT INTO holdfast.sessions VALUES(%s,%s,%s,%s,%s,%s,%s,%s)"
 ADD_LINEAGE = "INSERT INTO holdfast.lineage VALUES(%s,%s)"
 SET_SESSION = {
@@ -88,7 +126,7 @@ RENEW = """UPDATE holdfast.leases SET expires = clock_timestamp() + make_interva
     WHERE log = %s AND epoch = %s RETURNING log"""
 DROP_LEASE = "DELETE FROM holdfast.leases WHERE log = %s AND epoch = %s"
 INFO = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry,
-    s.user_id, s.app_name, l.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
+    s.user_id, s.app_name, l.parent, l.key, s.status, s.title, s.metadata, s.work_dir, l.updated_at
     FROM holdfast.sessions s JOIN holdfast.logs l ON l.log = s.log"""
 INFO_ONE = INFO + " WHERE s.log = %s"
 NUMBER_OF = "SELECT log FROM holdfast.logs WHERE tenant = %s AND kind = 'session' AND id = %s"
@@ -102,6 +140,8 @@ NAME = """SELECT n.ref, e.seq, e.at, e.type, e.header, e.tokens, e.body, e.tomb,
     WHERE n.log = %s AND n.name = %s AND n.seq <= %s ORDER BY n.seq DESC LIMIT 1"""
 NAMES = """SELECT DISTINCT ON (name) name, ref FROM holdfast.names
     WHERE log = %s AND name >= %s AND name < %s AND seq <= %s ORDER BY name, seq DESC"""
+ALL_TOMBS = """SELECT seq, at, type, header, tokens, body, tomb, hash
+    FROM holdfast.events WHERE log = %s AND tomb IS NOT NULL"""
 SNAPSHOT = "SELECT seq, view FROM holdfast.snapshots WHERE log = %s AND seq <= %s ORDER BY seq DESC LIMIT 1"
 BLOB = "SELECT data FROM holdfast.blobs WHERE log = %s AND digest = %s"
 INDEXED = "SELECT upto FROM holdfast.indexed WHERE log = %s"
@@ -125,8 +165,37 @@ PURGE = (
     "DELETE FROM holdfast.snapshots WHERE log = %s",
     "DELETE FROM holdfast.blobs WHERE log = %s",
     "DELETE FROM holdfast.indexed WHERE log = %s",
+    "DELETE FROM holdfast.keeping WHERE log = %s",
     "DELETE FROM holdfast.logs WHERE log = %s",
 )
+SET_KEEP = """INSERT INTO holdfast.keeping(log, ttl, immutable, held, due) VALUES(%s,%s,%s,%s,0)
+    ON CONFLICT(log) DO UPDATE SET ttl = excluded.ttl, immutable = excluded.immutable, held = excluded.held, due = 0"""
+DUE = (
+    LOG.replace("SELECT", "SELECT l.tenant,", 1)
+    + """ JOIN holdfast.keeping k ON k.log = l.log
+    WHERE k.due <= %s AND l.id IS NOT NULL AND (%s = '' OR l.tenant = %s) ORDER BY k.due, k.log LIMIT %s"""
+)
+PUT_OFF = "UPDATE holdfast.keeping SET due = %s WHERE log = %s"
+BURY = "UPDATE holdfast.events SET body = NULL, tomb = %s WHERE log = %s AND seq = %s"
+BURY_WORDS = "DELETE FROM holdfast.words WHERE log = %s AND seq = %s"
+BURY_ONCE = "UPDATE holdfast.once SET digest = ''::bytea WHERE log = %s AND first <= %s AND last >= %s"
+DROP_BLOB = "DELETE FROM holdfast.blobs WHERE log = %s AND digest = %s"
+ADD_ERASURE = "INSERT INTO holdfast.erasures VALUES(%s,%s) ON CONFLICT DO NOTHING"
+FORGET_OWNER = """UPDATE holdfast.sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL
+    WHERE log = %s"""
+ERASE_WHOLE = (
+    "DELETE FROM holdfast.names WHERE log = %s",
+    "DELETE FROM holdfast.once WHERE log = %s",
+    "DELETE FROM holdfast.blobs WHERE log = %s",
+    "DELETE FROM holdfast.indexed WHERE log = %s",
+    "DELETE FROM holdfast.words WHERE log = %s",
+)
+SET_KEY = "UPDATE holdfast.logs SET key = %s WHERE log = %s"
+KEYS = "SELECT log, uid, key FROM holdfast.logs WHERE key IS NOT NULL ORDER BY log FOR UPDATE"
+KEY = "SELECT uid, key FROM holdfast.logs WHERE log = %s"
+MASTER = "SELECT master FROM holdfast.vault FOR SHARE"
+LOCK_VAULT = "LOCK TABLE holdfast.vault IN EXCLUSIVE MODE"
+SET_MASTER = "INSERT INTO holdfast.vault VALUES(1, %s) ON CONFLICT(one) DO UPDATE SET master = excluded.master"
 
 MAX_CACHED = 10_000
 
@@ -194,16 +263,66 @@ class PostgresStore(Store):
         ids: Ids = REAL,
         limits: Limits | None = None,
         tenant: str = "",
+        key: MasterKey | None = None,
     ) -> None:
         super().__init__(ids=ids, limits=limits, tenant=tenant)
+        self._keys = Keys(key)
         self.server = PostgresServer(dsn, connections=connections, patience=patience, ids=REAL)
         self._heads = _Heads(self.server)
+        if key is not None:
+            try:
+                self.server.transaction(self._take_on_master)
+            except BaseException:
+                self.server.close()
+                raise
 
     def __repr__(self) -> str:
         return "PostgresStore(…)"  # the connection string may hold a password
 
     def close(self) -> None:
         self.server.close()
+
+    # -- encryption ------------------------------------------------------------------------------------------------
+
+    def _take_on_master(self, db: Connection) -> None:
+        """Raise unless the store's keys are wrapped by the master key that was given; a new store takes it on."""
+        db.execute(LOCK_VAULT)
+        if self._check_master(db):
+            db.execute(SET_MASTER, (self._keys.fingerprint,))
+
+    def _check_master(self, db: Connection) -> bool:
+        found = db.execute(MASTER).fetchone()
+        return self._keys.agree(None if found is None else found[0])
+
+    def rotate_key(self, key: MasterKey) -> int:
+        """Wrap every log's key by another master key, all or nothing, and use that from now on. No payload is
+        rewritten. Returns how many keys there were. Other processes must open the store anew."""
+        rewrap = self._keys.to(key)
+
+        def job(db: Connection) -> int:
+            db.execute(LOCK_VAULT)
+            found = db.execute(MASTER).fetchone()
+            if found is not None and found[0] == rewrap.fingerprint:
+                return len(db.execute(KEYS).fetchall())  # an attempt whose answer was lost
+            self._check_master(db)
+            changed = [(rewrap(uid, bytes(wrapped)), number) for number, uid, wrapped in db.execute(KEYS).fetchall()]
+            for at, change in enumerate(changed):
+                db.execute(SET_KEY, change)
+                if at == len(changed) // 2:
+                    crashpoint("inside rotation")
+            db.execute(SET_MASTER, (rewrap.fingerprint,))
+            return len(changed)
+
+        done = self.server.transaction(job)
+        self._keys.use(rewrap)
+        return done
+
+    def _key(self, number: int, db: Connection | None = None) -> DataKey | None:
+        if not self._keys.has_master:
+            return None
+        if db is None:
+            return self._keys.get(number, lambda: self.server.fetch_one(KEY, (number,)))
+        return self._keys.get(number, lambda: db.execute(KEY, (number,)).fetchone())
 
     # -- the write primitive ---------------------------------------------------------------------------------------
 
@@ -251,15 +370,15 @@ class PostgresStore(Store):
             return False  # refused by a guess: the locked head decides
         if not batch.simple:
             return False
-        after = batch.head
+        after, key = batch.head, self._key(log.number)
         values: list[Any] = [
             after.head, after.hash, after.tokens, after.view, after.busy, after.marks, after.updated_at,
-            log.number, head.head, head.epoch, *_arrays(batch),
+            log.number, head.head, head.epoch, *_arrays(batch, log.number, key),
         ]  # fmt: skip
         query = APPEND
         if batch.names:
             query = APPEND_NAMED
-            values += [list(column) for column in zip(*_name_rows(batch), strict=True)]
+            values += [list(column) for column in zip(*_name_rows(batch, key), strict=True)]
         sealed.append(batch)
         crashpoint("before commit")
         try:
@@ -284,10 +403,11 @@ class PostgresStore(Store):
             if self._is_stored(db, number, batch):
                 return batch.outcome, before
         if asked.once is not None:
-            found = db.execute(ONCE, (number, asked.once.encode())).fetchone()
+            key = self._key(number, db)
+            found = db.execute(ONCE, (number, marked(key, asked.once.encode()))).fetchone()
             if found is not None:
                 digest, first, last = found
-                return repeated(id, asked, Once(digest=digest, first=first, last=last), before.epoch), before
+                return repeated(id, asked, marked(key, asked.digest) == digest, first, last, before.epoch), before
         lease = None if asked.claim is None else _lease(db, number)
         batch = plan(id, before, asked, lease=lease, at=moment.at, random=moment.random)
         sealed.append(batch)
@@ -313,19 +433,23 @@ class PostgresStore(Store):
             self._write_events(db, number, batch)
             crashpoint("between events and head")
             db.execute(MOVE, (*_head_columns(batch.head), number))
-            for column, value in session_columns(batch.session or {}).items():
+            for column, value in session_columns(batch.session or {}, self._key(number, db)).items():
                 db.execute(SET_SESSION[column], (value, number))
 
     def _write_events(self, db: Connection, number: int, batch: Batch) -> None:
+        key = self._key(number, db)
         if batch.rows:
-            db.execute(ADD_EVENTS, (number, *_arrays(batch)))
-        for name, seq, ref in _name_rows(batch):
+            db.execute(ADD_EVENTS, (number, *_arrays(batch, number, key)))
+        for name, seq, ref in _name_rows(batch, key):
             db.execute(ADD_NAME, (number, name, seq, ref))
-        for digest, data in batch.blobs.items():
-            db.execute(ADD_BLOB, (number, digest, data))
+        for blob in batch.blobs.items():
+            db.execute(ADD_BLOB, (number, *sealed_blob(key, *blob)))
         if batch.once is not None:
-            key, once = batch.once
-            db.execute(ADD_ONCE, (number, key.encode(), once.digest, once.first, once.last, batch.outcome.at))
+            name_once, once = batch.once
+            values = (number, marked(key, name_once.encode()), marked(key, once.digest), once.first, once.last)
+            db.execute(ADD_ONCE, (*values, batch.outcome.at))
+        if batch.keep is not None:
+            db.execute(SET_KEEP, (number, *batch.keep))
         if batch.snapshot is not None:
             db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -373,10 +497,10 @@ class PostgresStore(Store):
         origin: str,
         rows: Sequence[Row],
         blobs: dict[str, bytes],
-        draft: Draft,
+        drafts: Sequence[Draft],
         **of: str | None,
     ) -> Log:
-        asked, birth, moment = request([draft], limits=self.limits), _Birth(self.ids), _Moment(self.ids)
+        asked, birth, moment = request(drafts, limits=self.limits), _Birth(self.ids), _Moment(self.ids)
 
         def job(db: Connection) -> Log:
             made = self._made(db, kind, id, birth)
@@ -409,19 +533,26 @@ class PostgresStore(Store):
         for batch in batches:
             changed |= batch.session or {}
         values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
-        added = db.execute(ADD_LOG, (*values, log.parent, log.created_at, *_head_columns(head))).fetchone()
+        key = None
+        if self._keys.has_master:
+            self._check_master(db)  # another process may have changed it
+            wrapped, key = self._keys.new(log.uid)
+            log = log._replace(key=wrapped)
+        added = db.execute(ADD_LOG, (*values, log.parent, log.created_at, *_head_columns(head), log.key)).fetchone()
         assert added is not None
         log = log._replace(number=added[0])
+        if key is not None:
+            self._keys.put(log.number, key)  # numbers are never drawn twice, so a rollback leaves nothing wrong
         with db.pipeline():
             if log.kind == "session":
-                db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed))
+                db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed, key))
             for ancestor in log.forebears:
                 db.execute(ADD_LINEAGE, (ancestor, log.number))
             for batch in batches:
                 self._write_events(db, log.number, batch)
         return log
 
-    def remove(self, kind: str, id: str) -> bool:
+    def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
         attempts: list[int] = []
 
         def job(db: Connection) -> bool:
@@ -432,9 +563,11 @@ class PostgresStore(Store):
             if attempts and number != attempts[0]:
                 return True  # a namesake, made after the first attempt was committed
             attempts.append(number)
-            lease = _lease(db, number)
-            if lease is not None and lease.alive:
-                raise SessionBusy(id, retry_after=lease.remaining)
+            head = _head(db, LOCK_HEAD, number)
+            assert head is not None
+            if expected not in (None, head.head):
+                raise Conflict(id, expected=expected or 0, head=head.head)
+            refuse_removal(id, head, _lease(db, number), self.ids.now())
             db.execute(FREE_NAME, (number,))
             db.execute(DROP_SESSION, (number,))
             crashpoint("inside remove")
@@ -459,6 +592,79 @@ class PostgresStore(Store):
             if dead is not None:
                 self._purge(db, log_of(dead))
 
+    def bury(self, log: Log, drafts: Sequence[Draft], burial: Burial) -> Appended:
+        asked, moment = request(drafts, limits=self.limits), _Moment(self.ids)
+        sealed: list[Batch] = []
+
+        def job(db: Connection) -> tuple[Appended, Head]:
+            heads = {number: _head(db, LOCK_BARE_HEAD, number) for number in sorted(burial.heads)}
+            for batch in sealed:
+                before = heads[log.number]
+                if before is not None and self._is_stored(db, log.number, batch):
+                    return batch.outcome, before  # an attempt whose answer was lost
+            for number, planned in burial.heads.items():
+                head = heads[number]
+                if head is None or head.head != planned:
+                    raise Conflict(log.id, expected=planned, head=0 if head is None else head.head)
+            if burial.whole:
+                lease = _lease(db, log.number)
+                if lease is not None and lease.alive:
+                    raise SessionBusy(log.id, retry_after=lease.remaining)
+                db.execute(ADD_ERASURE, (log.number, moment.at))
+            for number, stones in burial.tombs.items():
+                self._bury_rows(db, number, stones)
+            for number, digests in burial.blobs.items():
+                for digest in digests:
+                    db.execute(DROP_BLOB, (number, blob_name(self._key(number, db), digest)))
+            crashpoint("inside burial")
+            if burial.whole:
+                self._erase_rest(db, log)
+            else:
+                for column in burial.columns:
+                    db.execute(SET_SESSION[column], (None, log.number))
+            return self._append(db, log.number, log.id, asked, moment, sealed)
+
+        with self._heads.lock(log.number):
+            try:
+                outcome, _ = self.server.transaction(job)
+            except BaseException:
+                self._keys.forget()
+                raise
+            finally:
+                self._heads.forget(log.number)
+        return outcome
+
+    def _bury_rows(self, db: Connection, number: int, stones: list[tuple[int, bytes]]) -> None:
+        key = self._key(number, db)
+        with db.pipeline():
+            for seq, stone in stones:
+                db.execute(BURY, (sealed_tomb(key, number, seq, stone), number, seq))
+                db.execute(BURY_WORDS, (number, seq))
+                db.execute(BURY_ONCE, (number, seq, seq))
+
+    def _erase_rest(self, db: Connection, log: Log) -> None:
+        """What a log has beside its events; and its key, so that old copies keep nothing readable either."""
+        for statement in ERASE_WHOLE:
+            db.execute(statement, (log.number,))
+        db.execute(FORGET_OWNER, (log.number,))
+        if log.key is None:
+            return
+        rows = [Row(*row) for row in db.execute(ALL_TOMBS, (log.number,)).fetchall()]
+        old = self._key(log.number, db)
+        wrapped, key = self._keys.new(log.uid)
+        for row in rows:  # what is left of them was sealed with the old key
+            plain = opened_tomb(old, log.number, row.seq, row.tomb)
+            db.execute(BURY, (sealed_tomb(key, log.number, row.seq, plain or b""), log.number, row.seq))
+        db.execute(SET_KEY, (wrapped, log.number))
+        self._keys.put(log.number, key)
+
+    def due(self, now: int, *, limit: int) -> list[Due]:
+        rows = self.server.fetch(DUE, (now, self.tenant, self.tenant, limit))
+        return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
+
+    def put_off(self, log: Log, due: int | None) -> None:
+        self.server.unit(lambda db: db.execute(PUT_OFF, (due, log.number)))
+
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def lease(self, log: Log) -> Lease | None:
@@ -473,7 +679,22 @@ class PostgresStore(Store):
 
     def find(self, kind: str, id: str) -> Log | None:
         found = self.server.fetch_one(FIND, (self.tenant, kind, id))
-        return None if found is None else log_of(found)
+        return None if found is None else self._keys.checked(log_of(found))
+
+    def log_of(self, number: int) -> Log:
+        found = self.server.fetch_one(BY_NUMBER, (number,))
+        if found is None:
+            raise SessionNotFound(str(number))
+        return self._keys.checked(log_of(found))
+
+    def sharers(self, number: int) -> list[Log]:
+        return [log_of(row) for row in self.server.fetch(SHARERS, (number,))]
+
+    def bare_head(self, number: int) -> Head:
+        found = self.server.unit(lambda db: _head(db, BARE_HEAD, number))
+        if found is None:
+            raise SessionNotFound(str(number))
+        return found
 
     def head(self, log: Log) -> Head:
         found = self.server.unit(lambda db: _head(db, HEAD, log.number))
@@ -485,7 +706,7 @@ class PostgresStore(Store):
         found = self.server.fetch_one(INFO_ONE, (log.number,))
         if found is None:
             raise SessionNotFound(log.id)
-        return info_of(found)
+        return info_of(found, self._keys)
 
     def id_of(self, number: int) -> str | None:
         found = self.server.fetch_one(ID_OF, (self.tenant, number))
@@ -520,7 +741,7 @@ class PostgresStore(Store):
             where.append("s.log < %s")
             values.append(found[0])
         query = f"{INFO} WHERE {' AND '.join(where)} ORDER BY s.log DESC LIMIT %s"
-        return [info_of(row) for row in self.server.fetch(query, (*values, limit))]
+        return [info_of(row, self._keys) for row in self.server.fetch(query, (*values, limit))]
 
     def _scan(
         self,
@@ -548,31 +769,37 @@ class PostgresStore(Store):
         if limit is not None:
             query += " LIMIT %s"
             values.append(limit)
-        return [Row(*row) for row in self.server.fetch(query, tuple(values))]
+        rows, key = self.server.fetch(query, tuple(values)), self._key(number)
+        if key is not None:
+            return [opened(key, number, Row(*row)) for row in rows]
+        return [Row(*row) for row in rows]
 
     def _count(self, number: int, first: int, last: int) -> int:
         found = self.server.fetch_one(COUNT, (number, first, last, list(MESSAGE_TYPES)))
         return 0 if found is None else found[0]
 
     def _name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
-        found = self.server.fetch_one(NAME, (number, name.encode(), at))
+        key = self._key(number)
+        found = self.server.fetch_one(NAME, (number, hidden(key, name), at))
         if found is None:
             return False, None, None
         ref, *columns = found
-        return True, None if columns[0] is None else Row(*columns), ref
+        return True, None if columns[0] is None else opened(key, number, Row(*columns)), ref
 
     def _names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
         low = prefix.encode()
         high = low[:-1] + bytes([low[-1] + 1])
-        return [(bytes(name).decode(), ref) for name, ref in self.server.fetch(NAMES, (number, low, high, at))]
+        key = self._key(number)
+        return [(shown(key, bytes(name)), ref) for name, ref in self.server.fetch(NAMES, (number, low, high, at))]
 
     def _snapshot(self, number: int, at: int) -> tuple[int, bytes] | None:
         found = self.server.fetch_one(SNAPSHOT, (number, at))
         return None if found is None else (found[0], found[1])
 
     def _blob(self, number: int, digest: str) -> bytes | None:
-        found = self.server.fetch_one(BLOB, (number, digest))
-        return None if found is None else found[0]
+        key = self._key(number)
+        found = self.server.fetch_one(BLOB, (number, blob_name(key, digest)))
+        return None if found is None else opened_blob(key, digest, found[0])
 
     # -- search ----------------------------------------------------------------------------------------------------
 
@@ -580,6 +807,7 @@ class PostgresStore(Store):
         self, log: Log, words: Sequence[str], segments: Iterable[tuple[int, int, int]], limit: int
     ) -> list[int]:
         segments = list(segments)
+        self._keys.refuse_search(log)
         for number in dict.fromkeys(number for number, _, _ in segments):
             while self._index(number):
                 pass
@@ -638,13 +866,13 @@ def _head_columns(head: Head) -> tuple[Any, ...]:
     return (head.head, head.hash, head.epoch, head.tokens, head.view, head.busy, head.marks, head.updated_at)
 
 
-def _name_rows(batch: Batch) -> list[tuple[bytes, int, int | None]]:
-    return [(name.encode(), seq, ref) for name, seq, ref in batch.names]
+def _name_rows(batch: Batch, key: DataKey | None) -> list[tuple[bytes, int, int | None]]:
+    return [(hidden(key, name), seq, ref) for name, seq, ref in batch.names]
 
 
-def _arrays(batch: Batch) -> list[list[Any]]:
+def _arrays(batch: Batch, number: int, key: DataKey | None) -> list[list[Any]]:
     """The rows as one array per column, for unnest."""
-    rows = batch.rows
+    rows = batch.rows if key is None else [sealed(key, number, row) for row in batch.rows]
     return [
         [row.seq for row in rows],
         [row.at for row in rows],

@@ -12,7 +12,9 @@ from holdfast.log.names import HAS_NAMES, NameRow, columns_of, names_of
 from holdfast.log.view import is_marked, view_of
 from holdfast.log.words import words
 from holdfast.stores.base import Fork, Info, Log
-from holdfast.stores.plan import SNAPSHOT_EVERY, Appended, Batch, Head
+from holdfast.stores.keys import Keys
+from holdfast.stores.plan import RETENTION_TYPES, SNAPSHOT_EVERY, Appended, Batch, Head, keep_of
+from holdfast.stores.vault import DataKey
 
 INDEX_BATCH = 500
 MAX_INDEXED = 400_000  # bytes of words of one message; PostgreSQL's tsvector holds no more than about 1 MiB
@@ -28,10 +30,10 @@ def _text(data: bytes | None) -> str | None:
 
 def log_of(columns: Sequence[Any]) -> Log:
     """A log from the columns of a LOG query."""
-    number, uid, origin, kind, id, created_at, base, ancestry, user_id, app_name, parent = columns[:11]
+    number, uid, origin, kind, id, created_at, base, ancestry, user_id, app_name, parent, key = columns[:12]
     ancestors = () if ancestry is None else tuple((n, last) for n, last in codec.decode(ancestry))
     user, app = _text(user_id), _text(app_name)
-    return Log(number, uid, origin, kind, id, created_at, base, ancestors, user, app, parent)
+    return Log(number, uid, origin, kind, id or "", created_at, base, ancestors, user, app, parent, key)
 
 
 def new_log(
@@ -60,33 +62,43 @@ def new_log(
     )
 
 
-def session_row(log: Log, tenant: str, head: Head, changed: dict[str, Any]) -> tuple[Any, ...]:
+def session_row(
+    log: Log, tenant: str, head: Head, changed: dict[str, Any], key: DataKey | None = None
+) -> tuple[Any, ...]:
     """The row of a session in the list, after its first append changed these columns."""
     user = None if log.user_id is None else log.user_id.encode()
     app = None if log.app_name is None else log.app_name.encode()
-    columns = session_columns(changed)
+    columns = session_columns(changed, key)
     status = view_of(head.view).status
     found = (columns.get(name) for name in ("title", "metadata", "work_dir"))
     return (log.number, tenant, user, app, status, *found)
 
 
-def info_of(columns: Sequence[Any]) -> Info:
+def info_of(columns: Sequence[Any], keys: Keys) -> Info:
     """A session from the columns of an INFO query."""
-    status, title, metadata, work_dir, updated_at = columns[11:]
+    status, title, metadata, work_dir, updated_at = columns[12:]
+    if columns[11] is not None:
+        key = keys.of(log_of(columns))
+        title, metadata, work_dir = (
+            None if value is None else key.open(value, name.encode())
+            for name, value in (("title", title), ("metadata", metadata), ("work_dir", work_dir))
+        )
     kept = {} if metadata is None else codec.decode(metadata)
     return Info(log_of(columns), status, _text(title), kept, _text(work_dir), updated_at)
 
 
-def session_columns(changed: dict[str, Any]) -> dict[str, Any]:
+def session_columns(changed: dict[str, Any], key: DataKey | None = None) -> dict[str, Any]:
     """Changed columns of a session's row as the database keeps them: text as bytes, so that any character fits."""
     found: dict[str, Any] = {}
     for column, value in changed.items():
         if column == "status":
             found[column] = value
         elif column == "metadata":
-            found[column] = codec.encode(value)
+            found[column] = None if value is None else codec.encode(value)
         else:
             found[column] = None if value is None else value.encode()
+        if key is not None and column != "status" and found[column] is not None:
+            found[column] = key.seal(found[column], column.encode())
     return found
 
 
@@ -116,7 +128,7 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
             event = Event(row)
             marked.append(is_marked(event.type, event.run) or (view.turn is not None and event.type in MESSAGE_TYPES))
             view.apply(event.seq, event.type, event.run, event.data)
-            if event.type in HAS_NAMES and not event.erased:
+            if event.type in HAS_NAMES:
                 names += names_of(event.seq, event.type, event.data)
                 session |= columns_of(event.type, event.data)
         if view.status != status:
@@ -128,7 +140,7 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
             epoch=head.epoch,
             tokens=last.tokens,
             view=view.to_bytes(),
-            busy=view.turn is not None,
+            busy=view.turn is not None or view.life == "erased",
             marks=0,
             updated_at=head.updated_at,
         )
@@ -143,5 +155,6 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
             blobs=blobs if start == 0 else {},
             snapshot=after.view,
             session=session or None,
+            keep=keep_of(view) if any(row.type in RETENTION_TYPES for row in page) else None,
         )
         head = after

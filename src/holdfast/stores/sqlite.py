@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.errors import InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.errors import Conflict, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
 from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
-from holdfast.stores.base import Fork, Info, Log, Store
+from holdfast.stores.base import Due, Fork, Info, Log, Store
+from holdfast.stores.erasing import Burial
+from holdfast.stores.keys import (
+    Keys,
+    blob_name,
+    hidden,
+    marked,
+    opened,
+    opened_blob,
+    opened_tomb,
+    sealed,
+    sealed_blob,
+    sealed_tomb,
+    shown,
+)
 from holdfast.stores.lease import Claim, Lease, boot_id
-from holdfast.stores.plan import Appended, Batch, Head, Once, Request, first_head, forked_head, plan, repeated, request
+from holdfast.stores.plan import (
+    Appended,
+    Batch,
+    Head,
+    Request,
+    first_head,
+    forked_head,
+    plan,
+    refuse_removal,
+    repeated,
+    request,
+)
 from holdfast.stores.rows import (
     INDEX_BATCH,
     ancestry_bytes,
@@ -27,13 +52,18 @@ from holdfast.stores.rows import (
     session_row,
 )
 from holdfast.stores.sqlite_file import Connection, SQLiteFile, many, one
+from holdfast.stores.vault import DataKey, MasterKey
 
+T = TypeVar("T")
 SHIFT = 32
-LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent
-    FROM logs l LEFT JOIN sessions s ON s.log = l.log"""
+LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent,
+    l.key FROM logs l LEFT JOIN sessions s ON s.log = l.log"""
 DEAD = LOG + " WHERE l.log = ? AND l.id IS NULL"
+BY_NUMBER = LOG + " WHERE l.log = ?"
+SHARERS = LOG + " WHERE l.log IN (SELECT log FROM lineage WHERE ancestor = ?) ORDER BY l.log"
 FIND = LOG + " WHERE l.tenant = ? AND l.kind = ? AND l.id = ?"
 HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM logs WHERE log = ? AND id IS NOT NULL"
+BARE_HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM logs WHERE log = ?"
 MOVE = "UPDATE logs SET head=?, hash=?, epoch=?, tokens=?, view=?, busy=?, marks=?, updated_at=? WHERE log = ?"
 MOVE_PLAIN = "UPDATE logs SET head=?, hash=?, tokens=?, updated_at=? WHERE log = ?"
 ADD_EVENT = "INSERT INTO events(event, at, type, header, tokens, body, tomb, hash, marked) VALUES(?,?,?,?,?,?,?,?,?)"
@@ -41,7 +71,8 @@ ADD_NAME = "INSERT INTO names VALUES(?,?,?,?)"
 ADD_BLOB = "INSERT INTO blobs VALUES(?,?,?) ON CONFLICT DO NOTHING"
 ADD_SNAPSHOT = "INSERT INTO snapshots VALUES(?,?,?)"
 ADD_LOG = """INSERT INTO logs(uid, origin, tenant, kind, id, base, ancestry, parent, created_at,
-    head, hash, epoch, tokens, view, busy, marks, updated_at) VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) RETURNING log"""
+    head, hash, epoch, tokens, view, busy, marks, updated_at, key)
+    VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?) RETURNING log"""
 ADD_SESSION = "INSERT INTO sessions VALUES(?,?,?,?,?,?,?,?)"
 ADD_LINEAGE = "INSERT INTO lineage VALUES(?,?)"
 SET_SESSION = {
@@ -57,19 +88,20 @@ TAKE_LEASE = "INSERT OR REPLACE INTO leases VALUES(?,?,?,?,?)"
 RENEW = "UPDATE leases SET expires = ?, boot = ? WHERE log = ? AND epoch = ? RETURNING log"
 DROP_LEASE = "DELETE FROM leases WHERE log = ? AND epoch = ?"
 INFO = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry,
-    s.user_id, s.app_name, l.parent, s.status, s.title, s.metadata, s.work_dir, l.updated_at
+    s.user_id, s.app_name, l.parent, l.key, s.status, s.title, s.metadata, s.work_dir, l.updated_at
     FROM sessions s JOIN logs l ON l.log = s.log"""
 INFO_ONE = INFO + " WHERE s.log = ?"
 NUMBER_OF = "SELECT log FROM logs WHERE tenant = ? AND kind = 'session' AND id = ?"
 SCAN = """SELECT event & 4294967295, at, type, header, tokens, body, tomb, hash
     FROM events WHERE event BETWEEN ? AND ?"""
-COUNT = "SELECT count(*) FROM events WHERE event BETWEEN ? AND ? AND type IN (?,?,?)"
+COUNT = "SELECT count(*) FROM events WHERE event BETWEEN ? AND ? AND type IN (?,?,?,?)"
 ID_OF = "SELECT id FROM logs WHERE tenant = ? AND log = ? AND id IS NOT NULL"
 NAME = """SELECT n.ref, e.event & 4294967295, e.at, e.type, e.header, e.tokens, e.body, e.tomb, e.hash
     FROM names n LEFT JOIN events e ON e.event = (n.log << 32 | n.ref)
     WHERE n.log = ? AND n.name = ? AND n.seq <= ? ORDER BY n.seq DESC LIMIT 1"""
 NAMES = "SELECT name, ref, max(seq) FROM names WHERE log = ? AND name >= ? AND name < ? AND seq <= ? GROUP BY name"
 SNAPSHOT = "SELECT seq, view FROM snapshots WHERE log = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
+ALL_TOMBS = SCAN + " AND tomb IS NOT NULL"
 BLOB = "SELECT data FROM blobs WHERE log = ? AND digest = ?"
 TAKEN = "SELECT 1 FROM logs WHERE tenant = ? AND kind = ? AND id = ?"
 ALIVE = "SELECT 1 FROM logs WHERE log = ? AND id IS NOT NULL"
@@ -89,8 +121,33 @@ PURGE = (
     "DELETE FROM snapshots WHERE log = ?",
     "DELETE FROM blobs WHERE log = ?",
     "DELETE FROM indexed WHERE log = ?",
+    "DELETE FROM keeping WHERE log = ?",
     "DELETE FROM logs WHERE log = ?",
 )
+SET_KEEP = """INSERT INTO keeping(log, ttl, immutable, held, due) VALUES(?,?,?,?,0)
+    ON CONFLICT(log) DO UPDATE SET ttl = excluded.ttl, immutable = excluded.immutable, held = excluded.held, due = 0"""
+DUE = (
+    LOG.replace("SELECT", "SELECT l.tenant,", 1)
+    + """ JOIN keeping k ON k.log = l.log
+    WHERE k.due <= ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?) ORDER BY k.due, k.log LIMIT ?"""
+)
+PUT_OFF = "UPDATE keeping SET due = ? WHERE log = ?"
+BURY = "UPDATE events SET body = NULL, tomb = ? WHERE event = ?"
+BURY_ONCE = "UPDATE once SET digest = x'' WHERE log = ? AND first <= ? AND last >= ?"
+DROP_BLOB = "DELETE FROM blobs WHERE log = ? AND digest = ?"
+ADD_ERASURE = "INSERT OR IGNORE INTO erasures VALUES(?,?)"
+FORGET_OWNER = "UPDATE sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL WHERE log = ?"
+ERASE_WHOLE = (
+    "DELETE FROM names WHERE log = ?",
+    "DELETE FROM once WHERE log = ?",
+    "DELETE FROM blobs WHERE log = ?",
+    "DELETE FROM indexed WHERE log = ?",
+)
+SET_KEY = "UPDATE logs SET key = ? WHERE log = ?"
+KEYS = "SELECT log, uid, key FROM logs WHERE key IS NOT NULL"
+KEY = "SELECT uid, key FROM logs WHERE log = ?"
+MASTER = "SELECT master FROM vault"
+SET_MASTER = "INSERT INTO vault VALUES(1, ?) ON CONFLICT(one) DO UPDATE SET master = excluded.master"
 PURGE_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
 
 
@@ -98,7 +155,7 @@ class SQLiteStore(Store):
     """Sessions in one SQLite file, which several processes may share: `SQLiteStore("sessions.db")`.
 
     Every change is on disk before the call returns. `synchronous="NORMAL"` is faster and may lose the last changes at
-    a power cut, never their order.
+    a power cut, never their order. With `key=` everything that is written is encrypted (pip install holdfast[secure]).
     """
 
     def __init__(
@@ -110,10 +167,18 @@ class SQLiteStore(Store):
         ids: Ids = REAL,
         limits: Limits | None = None,
         tenant: str = "",
+        key: MasterKey | None = None,
         vfs: str | None = None,
     ) -> None:
         super().__init__(ids=ids, limits=limits, tenant=tenant)
+        self._keys = Keys(key)
         self.file = SQLiteFile(path, synchronous=synchronous, busy_seconds=busy_seconds, vfs=vfs)
+        if key is not None:
+            try:
+                self.file.write(self._check_master)
+            except BaseException:
+                self.file.close()
+                raise
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.file.path!r})"
@@ -131,6 +196,56 @@ class SQLiteStore(Store):
             target.close()
 
         self.file.read(copy)
+
+    # -- encryption ------------------------------------------------------------------------------------------------
+
+    def _check_master(self, db: Connection) -> None:
+        """Raise unless the store's keys are wrapped by the master key that was given; a new store takes it on."""
+        found = one(db, MASTER)
+        if self._keys.agree(None if found is None else found[0]):
+            db.execute(SET_MASTER, (self._keys.fingerprint,))
+
+    def rotate_key(self, key: MasterKey) -> int:
+        """Wrap every log's key by another master key, all or nothing, and use that from now on. No payload is
+        rewritten. Returns how many keys there were. Other processes must open the store anew."""
+        rewrap = self._keys.to(key)
+
+        def job(db: Connection) -> int:
+            self._check_master(db)
+            changed = [(rewrap(uid, wrapped), number) for number, uid, wrapped in many(db, KEYS)]
+            for at, change in enumerate(changed):
+                db.execute(SET_KEY, change)
+                if at == len(changed) // 2:
+                    crashpoint("inside rotation")
+            db.execute(SET_MASTER, (rewrap.fingerprint,))
+            return len(changed)
+
+        done = self.file.write(job)
+        self._keys.use(rewrap)
+        self._forget_old_pages()
+        return done
+
+    def _key(self, db: Connection, number: int) -> DataKey | None:
+        if not self._keys.has_master:
+            return None
+        return self._keys.get(number, lambda: one(db, KEY, (number,)))
+
+    def _data_key(self, number: int) -> DataKey | None:
+        if not self._keys.has_master:
+            return None
+        return self._keys.get(number, lambda: self.file.read(lambda db: one(db, KEY, (number,))))
+
+    def _write_keys(self, job: Callable[[Connection], T]) -> T:
+        """A job that may make a key: if it fails, that key is nobody's."""
+        try:
+            return self.file.write(job)
+        except BaseException:
+            self._keys.forget()
+            raise
+
+    def _forget_old_pages(self) -> None:
+        """Leave nothing of what was removed in the write-ahead log; freed pages are overwritten as they are freed."""
+        self.file.truncate_wal()
 
     # -- the write primitive ---------------------------------------------------------------------------------------
 
@@ -155,10 +270,11 @@ class SQLiteStore(Store):
         if before is None:
             raise SessionNotFound(id)
         if asked.once is not None:
-            found = one(db, ONCE, (number, asked.once.encode()))
+            found = one(db, ONCE, (number, marked(self._key(db, number), asked.once.encode())))
             if found is not None:
                 digest, first, last = found
-                return repeated(id, asked, Once(digest=digest, first=first, last=last), before.epoch)
+                given = marked(self._key(db, number), asked.digest)
+                return repeated(id, asked, given == digest, first, last, before.epoch)
         lease = None if asked.claim is None else self._lease(db, number)
         batch = plan(id, before, asked, lease=lease, at=self.ids.now(), random=self.ids.random)
         self._write(db, number, batch)
@@ -175,11 +291,12 @@ class SQLiteStore(Store):
             db.execute(MOVE, (*_head_columns(head), number))
         if not batch.simple:
             self._write_rest(db, number, batch)
-            for column, value in session_columns(batch.session or {}).items():
+            for column, value in session_columns(batch.session or {}, self._key(db, number)).items():
                 db.execute(SET_SESSION[column], (value, number))
 
     def _write_events(self, db: Connection, number: int, batch: Batch) -> None:
-        shifted = number << SHIFT
+        shifted, key = number << SHIFT, self._key(db, number)
+        rows = batch.rows if key is None else [sealed(key, number, row) for row in batch.rows]
         db.executemany(
             ADD_EVENT,
             [
@@ -194,18 +311,22 @@ class SQLiteStore(Store):
                     row.hash,
                     mark or None,
                 )
-                for row, mark in zip(batch.rows, batch.marked, strict=True)
+                for row, mark in zip(rows, batch.marked, strict=True)
             ],
         )
         if batch.names:
-            db.executemany(ADD_NAME, [(number, name.encode(), seq, ref) for name, seq, ref in batch.names])
+            db.executemany(ADD_NAME, [(number, hidden(key, name), seq, ref) for name, seq, ref in batch.names])
 
     def _write_rest(self, db: Connection, number: int, batch: Batch) -> None:
+        key = self._key(db, number)
         if batch.blobs:
-            db.executemany(ADD_BLOB, [(number, digest, data) for digest, data in batch.blobs.items()])
+            db.executemany(ADD_BLOB, [(number, *sealed_blob(key, *blob)) for blob in batch.blobs.items()])
         if batch.once is not None:
-            key, once = batch.once
-            db.execute(ADD_ONCE, (number, key.encode(), once.digest, once.first, once.last, batch.outcome.at))
+            name, once = batch.once
+            values = (number, marked(key, name.encode()), marked(key, once.digest), once.first, once.last)
+            db.execute(ADD_ONCE, (*values, batch.outcome.at))
+        if batch.keep is not None:
+            db.execute(SET_KEEP, (number, *batch.keep))
         if batch.snapshot is not None:
             db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -239,7 +360,7 @@ class SQLiteStore(Store):
             batch = plan(id, before, asked, lease=None, at=self.ids.now(), random=self.ids.random)
             return self._add_log(db, log, [batch])
 
-        return self.file.write(job)
+        return self._write_keys(job)
 
     def adopt(
         self,
@@ -248,10 +369,10 @@ class SQLiteStore(Store):
         origin: str,
         rows: Sequence[Row],
         blobs: dict[str, bytes],
-        draft: Draft,
+        drafts: Sequence[Draft],
         **of: str | None,
     ) -> Log:
-        asked = request([draft], limits=self.limits)
+        asked = request(drafts, limits=self.limits)
 
         def job(db: Connection) -> Log:
             if one(db, TAKEN, (self.tenant, kind, id)) is not None:
@@ -264,7 +385,7 @@ class SQLiteStore(Store):
             batches.append(plan(id, end, asked, lease=None, at=self.ids.now(), random=self.ids.random))
             return self._add_log(db, log, batches)
 
-        return self.file.write(job)
+        return self._write_keys(job)
 
     def _add_log(self, db: Connection, log: Log, batches: Sequence[Batch]) -> Log:
         """Insert a log as its first batches leave it, and what they bring."""
@@ -273,11 +394,18 @@ class SQLiteStore(Store):
         for batch in batches:
             changed |= batch.session or {}
         values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
-        added = one(db, ADD_LOG, (*values, log.parent, log.created_at, *_head_columns(head)))
+        key = None
+        if self._keys.has_master:
+            self._check_master(db)  # another process may have changed it
+            wrapped, key = self._keys.new(log.uid)
+            log = log._replace(key=wrapped)
+        added = one(db, ADD_LOG, (*values, log.parent, log.created_at, *_head_columns(head), log.key))
         assert added is not None
         log = log._replace(number=added[0])
+        if key is not None:
+            self._keys.put(log.number, key)
         if log.kind == "session":
-            db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed))
+            db.execute(ADD_SESSION, session_row(log, self.tenant, head, changed, key))
         if log.forebears:
             db.executemany(ADD_LINEAGE, [(ancestor, log.number) for ancestor in log.forebears])
         for batch in batches:
@@ -285,15 +413,17 @@ class SQLiteStore(Store):
             self._write_rest(db, log.number, batch)
         return log
 
-    def remove(self, kind: str, id: str) -> bool:
+    def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
         def job(db: Connection) -> bool:
             found = one(db, FIND, (self.tenant, kind, id))
             if found is None:
                 return False
             number = found[0]
-            lease = self._lease(db, number)
-            if lease is not None and lease.alive:
-                raise SessionBusy(id, retry_after=lease.remaining)
+            head = _head(db, number)
+            assert head is not None
+            if expected not in (None, head.head):
+                raise Conflict(id, expected=expected or 0, head=head.head)
+            refuse_removal(id, head, self._lease(db, number), self.ids.now())
             db.execute(FREE_NAME, (number,))
             db.execute(DROP_SESSION, (number,))
             crashpoint("inside remove")
@@ -302,12 +432,73 @@ class SQLiteStore(Store):
 
         return self.file.write(job)
 
+    def bury(self, log: Log, drafts: Sequence[Draft], burial: Burial) -> Appended:
+        asked = request(drafts, limits=self.limits)
+
+        def job(db: Connection) -> Appended:
+            for number, planned in burial.heads.items():
+                head = _head(db, number, BARE_HEAD)
+                if head is None or head.head != planned:
+                    raise Conflict(log.id, expected=planned, head=0 if head is None else head.head)
+            if burial.whole:
+                lease = self._lease(db, log.number)
+                if lease is not None and lease.alive:
+                    raise SessionBusy(log.id, retry_after=lease.remaining)
+                db.execute(ADD_ERASURE, (log.number, self.ids.now()))
+            for number, stones in burial.tombs.items():
+                self._bury_rows(db, number, stones)
+            for number, digests in burial.blobs.items():
+                key = self._key(db, number)
+                db.executemany(DROP_BLOB, [(number, blob_name(key, digest)) for digest in digests])
+            crashpoint("inside burial")
+            if burial.whole:
+                self._erase_rest(db, log)
+            else:
+                for column in burial.columns:
+                    db.execute(SET_SESSION[column], (None, log.number))
+            return self._append(db, log.number, log.id, asked)
+
+        outcome = self._write_keys(job)
+        self._forget_old_pages()
+        return outcome
+
+    def _bury_rows(self, db: Connection, number: int, stones: list[tuple[int, bytes]]) -> None:
+        shifted, key = number << SHIFT, self._key(db, number)
+        db.executemany(BURY, [(sealed_tomb(key, number, seq, stone), shifted | seq) for seq, stone in stones])
+        db.executemany(FORGET_WORDS, [(shifted | seq, shifted | seq) for seq, _ in stones])
+        db.executemany(BURY_ONCE, [(number, seq, seq) for seq, _ in stones])
+
+    def _erase_rest(self, db: Connection, log: Log) -> None:
+        """What a log has beside its events; and its key, so that copies of the file keep nothing readable either."""
+        for statement in ERASE_WHOLE:
+            db.execute(statement, (log.number,))
+        db.execute(FORGET_OWNER, (log.number,))
+        if log.key is not None:
+            self._replace_key(db, log)
+
+    def _replace_key(self, db: Connection, log: Log) -> None:
+        stones = [(Row(*row).seq, Row(*row).tomb) for row in many(db, ALL_TOMBS, _bounds(log.number))]
+        old = self._key(db, log.number)
+        wrapped, key = self._keys.new(log.uid)
+        for seq, stone in stones:  # what is left of them was sealed with the old key
+            plain = opened_tomb(old, log.number, seq, stone)
+            db.execute(BURY, (sealed_tomb(key, log.number, seq, plain or b""), log.number << SHIFT | seq))
+        db.execute(SET_KEY, (wrapped, log.number))
+        self._keys.put(log.number, key)
+
+    def due(self, now: int, *, limit: int) -> list[Due]:
+        rows = self.file.read(lambda db: many(db, DUE, (now, self.tenant, self.tenant, limit)))
+        return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
+
+    def put_off(self, log: Log, due: int | None) -> None:
+        self.file.write(lambda db: db.execute(PUT_OFF, (due, log.number)))
+
     def _purge(self, db: Connection, log: Log) -> None:
         """Remove a dead log for good, unless another one needs it; then whatever was only waiting for it."""
         number = log.number
         if one(db, NEEDED, (number,)) is not None:
             return
-        bounds = (number << SHIFT, (number + 1 << SHIFT) - 1)
+        bounds = _bounds(number)
         db.execute(PURGE_EVENTS, bounds)
         db.execute(FORGET_WORDS, bounds)
         for statement in PURGE:
@@ -345,7 +536,22 @@ class SQLiteStore(Store):
 
     def find(self, kind: str, id: str) -> Log | None:
         found = self.file.read(lambda db: one(db, FIND, (self.tenant, kind, id)))
-        return None if found is None else log_of(found)
+        return None if found is None else self._keys.checked(log_of(found))
+
+    def log_of(self, number: int) -> Log:
+        found = self.file.read(lambda db: one(db, BY_NUMBER, (number,)))
+        if found is None:
+            raise SessionNotFound(str(number))
+        return self._keys.checked(log_of(found))
+
+    def sharers(self, number: int) -> list[Log]:
+        return [log_of(row) for row in self.file.read(lambda db: many(db, SHARERS, (number,)))]
+
+    def bare_head(self, number: int) -> Head:
+        found = self.file.read(lambda db: _head(db, number, BARE_HEAD))
+        if found is None:
+            raise SessionNotFound(str(number))
+        return found
 
     def head(self, log: Log) -> Head:
         found = self.file.read(lambda db: _head(db, log.number))
@@ -361,7 +567,7 @@ class SQLiteStore(Store):
         found = self.file.read(lambda db: one(db, INFO_ONE, (log.number,)))
         if found is None:
             raise SessionNotFound(log.id)
-        return info_of(found)
+        return info_of(found, self._keys)
 
     def sessions(
         self,
@@ -399,7 +605,7 @@ class SQLiteStore(Store):
             query = f"{INFO} WHERE {' AND '.join(where)} ORDER BY s.log DESC LIMIT ?"
             return many(db, query, (*bound, limit))
 
-        return [info_of(row) for row in self.file.read(job)]
+        return [info_of(row, self._keys) for row in self.file.read(job)]
 
     def _scan(
         self,
@@ -417,6 +623,9 @@ class SQLiteStore(Store):
         shifted = number << SHIFT
         bound = (shifted | first, shifted | last, *(() if since is None else (since,)), *(types or ()))
         rows = self.file.read(lambda db: many(db, query, (*bound, -1 if limit is None else limit)))
+        key = self._data_key(number)
+        if key is not None:
+            return [opened(key, number, Row(*row)) for row in rows]
         return [Row(*row) for row in rows]
 
     def _count(self, number: int, first: int, last: int) -> int:
@@ -425,25 +634,28 @@ class SQLiteStore(Store):
         return 0 if found is None else found[0]
 
     def _name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
-        found = self.file.read(lambda db: one(db, NAME, (number, name.encode(), at)))
+        key = self._data_key(number)
+        found = self.file.read(lambda db: one(db, NAME, (number, hidden(key, name), at)))
         if found is None:
             return False, None, None
         ref, *columns = found
-        return True, None if columns[0] is None else Row(*columns), ref
+        return True, None if columns[0] is None else opened(key, number, Row(*columns)), ref
 
     def _names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
         low = prefix.encode()
         high = low[:-1] + bytes([low[-1] + 1])
         rows = self.file.read(lambda db: many(db, NAMES, (number, low, high, at)))
-        return [(name.decode(), ref) for name, ref, _ in rows]
+        key = self._data_key(number)
+        return [(shown(key, name), ref) for name, ref, _ in rows]
 
     def _snapshot(self, number: int, at: int) -> tuple[int, bytes] | None:
         found = self.file.read(lambda db: one(db, SNAPSHOT, (number, at)))
         return None if found is None else (found[0], found[1])
 
     def _blob(self, number: int, digest: str) -> bytes | None:
-        found = self.file.read(lambda db: one(db, BLOB, (number, digest)))
-        return None if found is None else found[0]
+        key = self._data_key(number)
+        found = self.file.read(lambda db: one(db, BLOB, (number, blob_name(key, digest))))
+        return None if found is None else opened_blob(key, digest, found[0])
 
     # -- search ----------------------------------------------------------------------------------------------------
 
@@ -451,6 +663,7 @@ class SQLiteStore(Store):
         self, log: Log, words: Sequence[str], segments: Iterable[tuple[int, int, int]], limit: int
     ) -> list[int]:
         segments = list(segments)
+        self._keys.refuse_search(log)
         for number in dict.fromkeys(number for number, _, _ in segments):
             while self._index(number):
                 pass
@@ -496,8 +709,13 @@ def _is_indexed(db: Connection, number: int) -> bool:
     return one(db, query, bound) is None
 
 
-def _head(db: Connection, number: int) -> Head | None:
-    found = one(db, HEAD, (number,))
+def _bounds(number: int) -> tuple[int, int]:
+    """The first and the last row of a log's events."""
+    return number << SHIFT, (number + 1 << SHIFT) - 1
+
+
+def _head(db: Connection, number: int, query: str = HEAD) -> Head | None:
+    found = one(db, query, (number,))
     if found is None:
         return None
     head, hash, epoch, tokens, view, busy, marks, updated_at = found

@@ -211,6 +211,7 @@ class SQLiteFile:
                 self._until_free(lambda: db.execute("PRAGMA journal_mode=WAL").get)
                 db.execute(SYNCHRONOUS[self.synchronous])
                 db.execute("PRAGMA foreign_keys=ON")
+                db.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten, not only unlinked
                 self._migrate(db)
             except BaseException:
                 db.close()
@@ -368,6 +369,15 @@ class SQLiteFile:
                 raise  # SQLite gave up the whole transaction, or nobody knows what is on disk: the others fail as well
             db.execute("ROLLBACK TO job")
         db.execute("RELEASE job")
+
+    def truncate_wal(self) -> bool:
+        """Move everything into the file and empty the log beside it; False if readers of other processes stayed."""
+        self._check()
+        with self._writing, self._translated():
+            if self.closed or self.poisoned:
+                return False
+            busy, _, _ = one(self._writer, "PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
+            return not busy
 
     # -- faults ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,32 @@
+"""Looking at a prompt: what the model would be sent now, or was sent at some call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.loop.crossing import twin
+
+if TYPE_CHECKING:
+    from holdfast.agent import Agent
+    from holdfast.loop.context import Context
+    from holdfast.stores.base import Log, Store
+
+
+class Contexts:
+    """The method of a session that shows its prompt."""
+
+    store: Store
+    _log: Log
+
+    def context(self, call: int | None = None, *, agent: Agent | None = None) -> Context:
+        """What the model would be sent now, part by part, with token counts; with `call=`, the number of a
+        `model.called` event, what it was sent then."""
+        from holdfast.loop.context import sent_at
+
+        if call is not None:
+            return sent_at(self.store, self._log, call)
+        world = self._world(agent, None, {})  # type: ignore[attr-defined]
+        found: Context = world.preview()
+        return found
+
+    context_async = twin(context)

@@ -1,0 +1,119 @@
+"""What a model is or was sent, part by part, with token counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.errors import CorruptLog
+from holdfast.log import codec
+from holdfast.log.chain import estimate
+from holdfast.log.events import MESSAGE_TYPES, Event
+from holdfast.log.messages import Message
+from holdfast.log.view import cut
+from holdfast.loop.cutting import model_event, newest_first
+from holdfast.loop.prompt import own_events, shortened, tokens_of
+from holdfast.models.base import repaired
+from holdfast.stores.base import Log, Store
+from holdfast.stores.portable import message_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextPart:
+    """One thing that a model is sent: `kind` is instructions, system, facts, loose_ends, tool or message."""
+
+    kind: str
+    text: str
+    tokens: int  # estimated
+    seq: int | None = None  # of a message that the log holds
+    message: Message | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """A whole prompt. `tokens` is the estimate corrected by what the provider reported, where it did."""
+
+    parts: list[ContextPart]
+    tokens: int
+    estimated: int
+    reported: int | None  # by the provider, for a call that was made
+    window: int | None  # tokens that the model can take
+    model: str
+    left_out: int  # visible messages that are not sent
+
+    @property
+    def messages(self) -> list[Message]:
+        return [part.message for part in self.parts if part.message is not None]
+
+    def __str__(self) -> str:
+        lines = [f"{part.kind:<12} {part.tokens:>6}  {' '.join(part.text.split())[:60]}" for part in self.parts]
+        return "\n".join([*lines, f"{'total':<12} {self.tokens:>6}"])
+
+
+def parts_of(
+    pieces: Sequence[tuple[str, str]], tools: Sequence[Sequence[object]], messages: Sequence[Message]
+) -> list[ContextPart]:
+    """The parts of a prompt in the order in which they are sent."""
+    found = [ContextPart(kind=kind, text=text, tokens=estimate(len(text.encode()))) for kind, text in pieces]
+    for spec in tools:
+        size = len(codec.encode(list(spec), room=codec.WRAPPING))
+        found.append(ContextPart(kind="tool", text=str(spec[0]), tokens=estimate(size)))
+    for message in messages:
+        text = f"{message.role}: {message.text}" if message.text else message.role
+        part = ContextPart(kind="message", text=text, tokens=tokens_of(message), seq=message.seq, message=message)
+        found.append(part)
+    return found
+
+
+def sent_at(store: Store, log: Log, seq: int) -> Context:
+    """What the model was sent by the call that event `seq` records, rebuilt from the log."""
+    called = model_event(store, log, seq)
+    data = called.data
+    if "context" not in data:
+        raise CorruptLog(f"event {seq} was erased: what the model was sent is not known any more")
+    try:
+        about = codec.decode(store.blob(log, data["context"]))
+        pieces = list(zip(about.get("kinds", ["system"] * len(about["system"])), about["system"], strict=True))
+        tools = about["tools"]
+    except CorruptLog:  # an event that it repeated was redacted
+        pieces, tools = [("system", "[erased]")], []
+    visible = cut(store.view(log, data["upto"]).visible, data["upto"])
+    items = []
+    for item in newest_first(store, log, visible) if data["from"] <= data["upto"] else ():
+        items.append(item)
+        if item.seq == data["from"]:
+            break
+    history = [item.message for item in reversed(items)]
+    assert called.run is not None
+    first = _first_of(store, log, called)
+    own = [
+        message_of(store, log, row)
+        for event in own_events(store, log, called.run, first, seq)
+        if event.type in MESSAGE_TYPES and event.type != "summary.added"
+        for row in store.read(log, event.seq, event.seq)
+    ]
+    parts = parts_of(pieces, tools, repaired([*history, *shortened(own, data.get("shortened", 0))]))
+    reported = _reported(store, log, called)
+    estimated = sum(part.tokens for part in parts)
+    return Context(
+        parts=parts,
+        tokens=reported or estimated,
+        estimated=estimated,
+        reported=reported,
+        window=None,
+        model=f"{data['provider']}:{data['model']}",
+        left_out=store.count(log, visible) - len(history),
+    )
+
+
+def _first_of(store: Store, log: Log, called: Event) -> int:
+    rows = store.read(log, 1, called.seq, limit=1, types=["turn.started"], reverse=True)
+    return rows[0].seq if rows else 1
+
+
+def _reported(store: Store, log: Log, called: Event) -> int | None:
+    for row in store.read(log, called.seq + 1, limit=1, types=["model.replied", "model.interrupted", "turn.failed"]):
+        event = Event(row)
+        if event.type == "model.replied" and event.run == called.run:
+            return event.data.get("usage", {}).get("input_tokens") or None
+    return None

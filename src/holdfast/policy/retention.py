@@ -1,0 +1,176 @@
+"""Retention: how long a session is kept and in what form, and what the sweep does about it.
+
+A session that is held, unsettled or running is never purged, and none is purged before its TTL has passed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from holdfast.errors import InvalidArgument
+from holdfast.log.spans import FOREVER, microseconds
+
+BUSY = 60_000_000  # how soon the sweep comes back to a session that somebody is running
+
+_KEEP_LAST = re.compile(r"keep_last_([1-9][0-9]{0,17})")
+_STRATEGIES = ("sliding_window", "token_budget", "summarize_old", "keep_important")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long a session is kept, and in what form; what is not given is kept for ever, whole.
+
+    `ttl_days` and `archive_after_days` count from the last activity and may be fractions. With `auto_prune` the view is
+    kept to `max_messages`, or to the n of `prune_strategy="keep_last_<n>"`. An immutable session can only grow until
+    its TTL has passed: `Retention(ttl_days=730, immutable=True)`.
+    """
+
+    ttl_days: float | None = None
+    archive_after_days: float | None = None
+    auto_prune: bool = False
+    prune_strategy: str | None = None
+    max_messages: int | None = None
+    immutable: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("auto_prune", "immutable"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidArgument(f"{name}={getattr(self, name)!r}: use True or False")
+        self._check_days()
+        self._check_pruning()
+        if self.auto_prune and self.immutable:
+            raise InvalidArgument("auto_prune=True with immutable=True: an immutable session is never pruned; use one")
+
+    def _check_days(self) -> None:
+        for name in ("ttl_days", "archive_after_days"):
+            days = getattr(self, name)
+            if days is not None and not _is_positive(days):
+                raise InvalidArgument(f"{name}={days!r}: use a number of days above 0, or None for never")
+        if (
+            self.ttl_days is not None
+            and self.archive_after_days is not None
+            and self.archive_after_days > self.ttl_days
+        ):
+            raise InvalidArgument(
+                f"archive_after_days={self.archive_after_days!r} is later than ttl_days={self.ttl_days!r}: "
+                f"use at most {self.ttl_days!r}, or leave one of them out"
+            )
+
+    def _check_pruning(self) -> None:
+        most = self.max_messages
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise InvalidArgument(f"max_messages={most!r}: use a whole number that is at least 1, or None for no limit")
+        if self.prune_strategy is not None and not _is_strategy(self.prune_strategy):
+            raise InvalidArgument(
+                f"prune_strategy={self.prune_strategy!r}: use keep_last_<n> with n at least 1, {', '.join(_STRATEGIES)}"
+            )
+        if self.auto_prune and self.window is None:
+            raise InvalidArgument(
+                "auto_prune=True does not say how much to keep: add max_messages=, or prune_strategy='keep_last_<n>'"
+            )
+
+    @classmethod
+    def of(cls, value: Retention | Mapping[str, Any]) -> Retention:
+        if isinstance(value, Retention):
+            return value
+        if not isinstance(value, Mapping):
+            raise InvalidArgument(f"retention= is a Retention or a dict, not {type(value).__name__}")
+        known = [each.name for each in fields(cls)]
+        unknown = sorted(str(name) for name in value if name not in known)
+        if unknown:
+            raise InvalidArgument(f"unknown in a retention: {', '.join(unknown)}; use {', '.join(known)}")
+        return cls(**value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the defaults, as JSON."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: found[each.name] for each in fields(self) if found[each.name] != each.default}
+
+    @property
+    def ttl(self) -> int | None:
+        """Microseconds; None is for ever."""
+        return None if self.ttl_days is None else microseconds(self.ttl_days)
+
+    @property
+    def archive_after(self) -> int | None:
+        """Microseconds; None is never."""
+        return None if self.archive_after_days is None else microseconds(self.archive_after_days)
+
+    @property
+    def strategy(self) -> str | None:
+        """How the view is pruned; None if nothing says how."""
+        return self.prune_strategy or ("sliding_window" if self.auto_prune else None)
+
+    @property
+    def window(self) -> int | None:
+        """How many messages pruning leaves; None if nothing says how many."""
+        last = _KEEP_LAST.fullmatch(self.prune_strategy or "")
+        limits = [limit for limit in (self.max_messages, last and int(last[1])) if limit is not None]
+        return min(limits, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the sweep knows of a session, read in the transaction that acts on it."""
+
+    now: int
+    last_activity: int
+    retention: Retention
+    archived: bool
+    held: bool
+    running: bool  # somebody holds its lease
+    unsettled: str | None  # "parked", "failed", "waiting" or "unfinished": archived, never purged, until released
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the sweep does with a session, and when it looks again."""
+
+    act: Literal["keep", "archive", "purge"]
+    why: str  # one plain sentence
+    due: int | None  # microseconds; None: never, until something changes
+
+
+def judge(standing: Standing) -> Verdict:
+    """What is to be done with a session now."""
+    if standing.running:
+        return Verdict(act="keep", why="running: somebody holds its lease", due=standing.now + BUSY)
+    ends = _instant(standing, standing.retention.ttl)
+    if ends is not None and ends <= standing.now:
+        return _after_its_ttl(standing)
+    archives = _instant(standing, standing.retention.archive_after)
+    if archives is not None and archives <= standing.now and not standing.archived:
+        days = standing.retention.archive_after_days
+        return Verdict(act="archive", why=f"quiet for its archive_after_days of {days}", due=ends)
+    ahead = [instant for instant in (archives, ends) if instant is not None and instant > standing.now]
+    why = "its time has not come" if ahead else "nothing ends its time"
+    return Verdict(act="keep", why=why, due=min(ahead, default=None))
+
+
+def _after_its_ttl(standing: Standing) -> Verdict:
+    reasons = [reason for reason in ("held" if standing.held else None, standing.unsettled) if reason]
+    if reasons:
+        act: Literal["keep", "archive"] = "keep" if standing.archived else "archive"
+        return Verdict(act=act, why=f"{' and '.join(reasons)}: not purged until it is released", due=None)
+    over = f"quiet for its ttl_days of {standing.retention.ttl_days}"
+    if standing.retention.archive_after is not None and not standing.archived:
+        # A sweep that did not run for long must not skip the archive: whoever watches it gets to see every session.
+        return Verdict(act="archive", why=f"{over}: archived first, purged by the next look", due=standing.now)
+    return Verdict(act="purge", why=over, due=None)
+
+
+def _instant(standing: Standing, after: int | None) -> int | None:
+    instant = FOREVER if after is None else standing.last_activity + after
+    return instant if instant < FOREVER else None
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_strategy(value: object) -> bool:
+    return isinstance(value, str) and (value in _STRATEGIES or _KEEP_LAST.fullmatch(value) is not None)
