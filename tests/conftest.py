@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,15 @@ def shared_postgres(database: str) -> Iterator[PostgresStore]:
 
 
 def tables_of(store: PostgresStore) -> None:
-    """Empty the database: cheaper than a new one for each test."""
+    """Empty the database: cheaper than a new one for each test. Past the triggers, which guard immutable sessions."""
     tables = "logs, events, names, sessions, once, leases, snapshots, blobs, lineage, indexed, words"
-    qualified = ", ".join(f"holdfast.{name}" for name in tables.split(", "))
-    store.server.unit(lambda db: db.execute(f"TRUNCATE {qualified}"))
+    qualified = ", ".join(f"holdfast.{name}" for name in f"{tables}, keeping, erasures, vault".split(", "))
+
+    def empty(db: Any) -> None:
+        db.execute("SET LOCAL session_replication_role = replica")
+        db.execute(f"TRUNCATE {qualified}")
+
+    store.server.transaction(empty)
 
 
 def open_kind(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
@@ -50,6 +56,19 @@ def open_kind(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Stor
     shared: PostgresStore = request.getfixturevalue("shared_postgres")
     tables_of(shared)
     return shared
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def encrypted_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Each store that can keep a secret, with a master key."""
+    key = bytes(range(32))
+    if request.param == "sqlite":
+        store: Store = SQLiteStore(tmp_path / f"sessions{next(_names)}.db", key=key)
+    else:
+        tables_of(request.getfixturevalue("shared_postgres"))
+        store = PostgresStore(request.getfixturevalue("database"), key=key)
+    with store:
+        yield store
 
 
 @pytest.fixture(params=STORES)

@@ -134,7 +134,9 @@ def test_the_public_names_are_these() -> None:
         "holdfast.aio": PUBLIC,
         "holdfast.stores": ["MemoryStore", "PostgresStore", "SQLiteStore", "SessionStore"],
         "holdfast.testing": ["FixedIds", "StoreContract", "call", "error"],
-        "holdfast.tools": ["edit_file", "file_tools", "list_files", "read_file", "remember", "search_files", "write_file"],
+        "holdfast.tools": [
+            *["edit_file", "file_tools", "list_files", "read_file", "remember", "search_files", "write_file"]
+        ],
     }
     for module, names in expected.items():
         found = importlib.import_module(module)

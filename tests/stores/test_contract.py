@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.errors import SearchUnavailable
+from holdfast.stores.base import Log, Store
 from holdfast.testing import StoreContract
 
 
 class TestEveryStore(StoreContract):
     """Runs on the four stores that `conftest.store` opens in turn."""
+
+
+class TestEncryptedStores(StoreContract):
+    """The same promises with a master key; only search is off."""
+
+    @pytest.fixture
+    def store(self, encrypted_store: Store) -> Store:
+        return encrypted_store
+
+    def test_finds_words_without_case_and_accents(self, store: Store, log: Log) -> None:
+        with pytest.raises(SearchUnavailable):
+            store.search(log, ["diamond"], [[1, 0]], 1)
 
 
 def test_the_contract_catches_a_store_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,7 +217,7 @@ class World:
         self._pieces = [(kind, text) for kind, text in pieces if text]
         self._fixed = sum(estimate(len(text.encode())) for _, text in self._pieces)
         self._fixed += sum(estimate(len(codec.encode(_spec(spec), room=codec.WRAPPING))) for spec in self._specs)
-        # A provider that counts more than we do leaves less room; one that counts less is not believed for the next call.
+        # A provider that counts more than we do leaves less room; one that counts less does not give more.
         off = max(1.0, correction(view.measured))
         self._limit = int(self.settings.model.context_window * WINDOW_SHARE / off)
         self._read_history(head)

@@ -15,6 +15,7 @@ from holdfast.errors import (
     ImmutableSession,
     InvalidArgument,
     KeyReused,
+    LifecycleError,
     LimitExceeded,
     SessionBusy,
     SessionHeld,
@@ -190,6 +191,8 @@ def plan(
 ) -> Batch:
     """Decide what an append writes, or refuse it. The key was looked up already and not found."""
     epoch = before.epoch
+    if before.busy and b'"erased"' in before.view and view_of(before.view).life == "erased":
+        raise LifecycleError("write to", status="erased", legal=())
     altering = [draft for draft in asked.drafts if draft.type in _ALTERING or draft.type == "retention.set"]
     if altering:
         refuse_altering(before, altering, at)

@@ -17,6 +17,7 @@ import pytest
 
 from holdfast.errors import (
     Conflict,
+    ImmutableSession,
     InvalidArgument,
     KeyReused,
     LifecycleError,
@@ -24,12 +25,16 @@ from holdfast.errors import (
     NotJSON,
     SessionBusy,
     SessionExists,
+    SessionHeld,
     SessionNotFound,
     StaleEpoch,
     TurnOpen,
+    ViewChanged,
 )
 from holdfast.log.events import Draft, Event, Row
+from holdfast.log.view import view_of
 from holdfast.stores.base import Log, Store
+from holdfast.stores.erasing import plan_erasure, plan_redaction
 from holdfast.stores.lease import Claim, holder
 from holdfast.stores.plan import Appended
 
@@ -296,6 +301,87 @@ class StoreContract:
         store.append(log, [Draft(type="message.added", data={"role": "user", "parts": []}, blobs={"d": b"\0\xff"})])
         store.append(log, [Draft(type="message.added", data={"role": "user", "parts": []}, blobs={"d": b"\0\xff"})])
         assert store.blob(log, "d") == b"\0\xff"
+
+    # -- removing what must go, keeping what must stay ---------------------------------------------------------------
+
+    def test_a_burial_leaves_the_hash_and_is_all_or_nothing(self, store: Store, log: Log) -> None:
+        store.append(log, [note("a secret"), note("no secret")], once="key")
+        holder, burial = plan_redaction(store, log, 2)
+        store.append(log, [note("meanwhile")])
+        record = [Draft(type="event.redacted", data={"seq": 2, "reason": "r", **burial.record(holder.number)})]
+        with pytest.raises(Conflict):
+            store.bury(holder, record, burial)  # planned before the last append
+        assert texts(store.walk(log)) == ["a secret", "no secret", "meanwhile"]
+        holder, burial = plan_redaction(store, log, 2)
+        hashes = [row.hash for row in store.walk(log)]
+        store.bury(holder, record, burial)
+        rows = list(store.walk(log))
+        assert rows[1].body is None
+        assert [row.hash for row in rows[:-1]] == hashes
+        assert store.verify(log)
+        with pytest.raises(KeyReused):  # what the key stood for is gone, so nothing can be said to be the same
+            store.append(log, [note("a secret"), note("no secret")], once="key")
+        assert store.rebuilt_view(log).to_bytes() == store.head(log).view
+
+    def test_erasing_a_log_leaves_only_its_chain(self, store: Store, log: Log) -> None:
+        store.append(log, [note("a secret"), Draft(type="state.set", data={"name": "n", "value": "a secret"})])
+        burial = plan_erasure(store, log)
+        record = {"reason": "r", **burial.record(log.number)}
+        store.bury(log, [Draft(type="session.erased", data=record, actor="me")], burial)
+        assert all(row.body is None for row in store.walk(log, 1, 3))
+        assert store.values(log, "state/") == {}
+        assert store.verify(log)
+        for drafts in ([note("more")], [Draft(type="state.set", data={"name": "n", "value": 1})]):
+            with pytest.raises(LifecycleError):
+                store.append(log, drafts)
+
+    def test_an_immutable_log_grows_and_nothing_else(self, store: Store, log: Log) -> None:
+        store.append(log, [Draft(type="retention.set", data={"immutable": True, "ttl_days": 10})])
+        store.append(log, [note("more")])
+        for type in ("view.cleared", "view.pruned", "view.rewound", "event.redacted"):
+            with pytest.raises(ImmutableSession):
+                store.append(log, [Draft(type=type, data={"after": 0, "drop": [], "state": {}})])
+        for weaker in ({}, {"immutable": True, "ttl_days": 9}, {"ttl_days": 10}):
+            with pytest.raises(ImmutableSession):
+                store.append(log, [Draft(type="retention.set", data=weaker)])
+        with pytest.raises(ImmutableSession):
+            store.remove(log.kind, log.id)
+        store.append(log, [Draft(type="retention.set", data={"immutable": True, "ttl_days": 11})])
+        assert store.verify(log)
+
+    def test_a_held_log_is_not_removed(self, store: Store, log: Log) -> None:
+        store.append(log, [Draft(type="session.held", data={"reason": "case 42"})])
+        with pytest.raises(SessionHeld):
+            store.remove(log.kind, log.id)
+        store.append(log, [Draft(type="session.released")])
+        with pytest.raises(Conflict):
+            store.remove(log.kind, log.id, expected=1)
+        assert store.remove(log.kind, log.id, expected=store.head(log).head)
+
+    def test_the_sweep_is_told_what_is_due(self, store: Store, log: Log) -> None:
+        def due() -> list[str]:
+            return [each.log.id for each in store.due(store.ids.now(), limit=10)]
+
+        assert due() == []
+        store.append(log, [Draft(type="retention.set", data={"ttl_days": 1})])
+        assert due() == [log.id]
+        store.put_off(log, store.ids.now() + 3_600_000_000)
+        assert due() == []
+        store.append(log, [Draft(type="session.held", data={"reason": "r"})])
+        assert due() == [log.id]
+        assert store.for_tenant("another").due(store.ids.now(), limit=10) == []
+
+    def test_a_cut_takes_out_only_what_it_names(self, store: Store, log: Log) -> None:
+        store.append(log, [note(str(n)) for n in range(6)])
+        edition = view_of(store.head(log).view).edition
+        cut = Draft(type="view.pruned", data={"strategy": "t", "after": edition, "drop": [[2, 4]]})
+        store.append(log, [note("arrived meanwhile")])
+        store.append(log, [cut])
+        with pytest.raises(ViewChanged):
+            store.append(log, [cut])  # made for a view that is no more
+        ranges = view_of(store.head(log).view).ranges
+        assert ranges == [[1, 1], [5, 0]]
+        assert store.count(log, ranges) == 4
 
     # -- names of logs ---------------------------------------------------------------------------------------------
 
