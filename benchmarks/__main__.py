@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import crowds, deltas, footprint, lookups, loops, peers, report, timing, turns
+from benchmarks import crowds, deltas, footprint, keeping, lookups, loops, peers, report, timing, turns
 from benchmarks.report import Figure
 from benchmarks.timing import Scale
 
@@ -28,6 +28,11 @@ JOBS: dict[str, Callable[[Scale], Iterator[Figure]]] = {
     "window": loops.windows,
     "delta": deltas.one_stream,
     "streams": deltas.many_streams,
+    "prune": keeping.pruning,
+    "verify": keeping.verifying,
+    "sweep": keeping.sweeping,
+    "encryption": keeping.encryption,
+    "tools": keeping.tool_calls,
 }
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import CorruptLog, InvalidArgument, NotJSON, SchemaTooNew
 from holdfast.log import chain, codec
-from holdfast.log.events import MESSAGE_TYPES, SALT, VERSIONS, Draft, Event, Row, message_data
+from holdfast.log.events import COMMITMENT, MESSAGE_TYPES, SALT, VERSIONS, Draft, Event, Row, message_data
 from holdfast.log.ids import checked_id
-from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
+from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, from_data
 from holdfast.stores.opening import open_store
-from holdfast.stores.portable import blob_names, message_of
+from holdfast.stores.portable import blob_names, blobs_removed, message_of
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
@@ -90,7 +90,7 @@ class Archive:
 def export_jsonl(store: Store, log: Log) -> str:
     """A line an event. The first one also says what the log is, so that the file stands on its own."""
     lines: list[str] = []
-    seen: set[str] = set()
+    seen = blobs_removed(store.read(log, types=["event.redacted"]))  # which are not there any more
     for row in store.walk(log, 1, store.head(log).head):
         event = Event(row)
         line: dict[str, Any] = {
@@ -115,17 +115,11 @@ def export_jsonl(store: Store, log: Log) -> str:
             # The payload as the bytes that were hashed: canonical JSON, so that reading and writing it gives them back.
             line |= {"salt": event.body[:SALT].hex(), "data": codec.decode(event.body[SALT:])}
         if event.type in MESSAGE_TYPES and message_data(event):
-            message = message_of(store, log, row).to_dict()
-            line |= {
-                "role": message["role"],
-                "message": message["content"] if isinstance(message["content"], str) else _plain(message["content"]),
-                "metadata": message.get("metadata", {}),
-                "tool_calls": message.get("tool_calls", []),
-            }
-            new = [digest for digest in blob_names([row]) if digest not in seen]
-            if new:
-                seen.update(new)
-                line["blobs"] = {digest: base64.b64encode(store.blob(log, digest)).decode() for digest in new}
+            line |= _readable(message_of(store, log, row))
+        new = [digest for digest in blob_names([row]) if digest not in seen]
+        if new:
+            seen.update(new)
+            line["blobs"] = {digest: base64.b64encode(store.blob(log, digest)).decode() for digest in new}
         if row.seq == 1:
             line["log"] = {
                 "version": EXPORT_VERSION,
@@ -138,6 +132,18 @@ def export_jsonl(store: Store, log: Log) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _readable(message: Message) -> dict[str, Any]:
+    """What a person reads of a message in a line of an export."""
+    found = message.to_dict()
+    content = found["content"]
+    return {
+        "role": found["role"],
+        "message": content if isinstance(content, str) else _plain(content),
+        "metadata": found.get("metadata", {}),
+        "tool_calls": found.get("tool_calls", []),
+    }
+
+
 def _plain(content: object) -> str | None:
     if not isinstance(content, list):
         return None
@@ -147,7 +153,10 @@ def _plain(content: object) -> str | None:
 class Exported:
     """A jsonl export, read back: enough to verify it or to make a session of it."""
 
-    def __init__(self, about: dict[str, Any], rows: list[Row], blobs: dict[str, bytes]) -> None:
+    def __init__(
+        self, about: dict[str, Any], rows: list[Row], blobs: dict[str, bytes], said: list[dict[str, Any]]
+    ) -> None:
+        self._said = said  # what each line tells a reader
         self.id: str = about["id"]
         self.origin: str = about["origin"]
         self.user_id: str | None = about.get("user_id")
@@ -157,12 +166,26 @@ class Exported:
     def verify(self) -> chain.Verification:
         found = chain.verify(self.origin, self.rows)
         if found:
+            removed = blobs_removed(self.rows)
             for row in self.rows:
                 for digest in blob_names([row]):
-                    if sha256(self.blobs.get(digest, b"")).hexdigest() != digest:
+                    if digest not in removed and sha256(self.blobs.get(digest, b"")).hexdigest() != digest:
                         reason = f"the bytes of event {row.seq} are missing or altered"
                         return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
+            for row, said in zip(self.rows, self._said, strict=True):
+                if said != self._told(row):
+                    reason = f"what line {row.seq} tells a reader is not what event {row.seq} says"
+                    return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
         return found
+
+    def _told(self, row: Row) -> dict[str, Any]:
+        """What the line of a row must tell a reader."""
+        event = Event(row)
+        told: dict[str, Any] = {"role": None, "message": None, "metadata": {}, "tool_calls": []}
+        data = message_data(event) if event.type in MESSAGE_TYPES else {}
+        if data:
+            told = _readable(from_data(data, lambda digest: self.blobs[digest], author=event.author))
+        return told | {"timestamp": event.timestamp.isoformat()}
 
 
 def read_jsonl(text: str) -> Exported:
@@ -170,6 +193,7 @@ def read_jsonl(text: str) -> Exported:
     about: dict[str, Any] | None = None
     rows: list[Row] = []
     blobs: dict[str, bytes] = {}
+    said: list[dict[str, Any]] = []
     tokens = 0
     for number, text_line in enumerate(text.split("\n"), 1):
         if not text_line.strip():
@@ -180,6 +204,7 @@ def read_jsonl(text: str) -> Exported:
             row = _row_of(line, tokens)
             tokens = row.tokens
             rows.append(row)
+            said.append({name: line[name] for name in ("role", "message", "metadata", "tool_calls", "timestamp")})
             for digest, data in line.get("blobs", {}).items():
                 blobs[digest] = base64.b64decode(data, validate=True)
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
@@ -188,7 +213,7 @@ def read_jsonl(text: str) -> Exported:
             raise InvalidArgument(f"line {number} is not a line of a jsonl export: {error!r}") from error
     if about is None:
         raise InvalidArgument("the export is empty")
-    return Exported(about, rows, blobs)
+    return Exported(about, rows, blobs, said)
 
 
 def _about(line: dict[str, Any]) -> dict[str, Any]:
@@ -217,6 +242,8 @@ def _row_of(line: dict[str, Any], tokens: int) -> Row:
         tokens += chain.estimate(len(payload)) if kind in MESSAGE_TYPES else 0
     else:
         tomb = bytes.fromhex(line["commitment"])
+        left = tomb[COMMITMENT:]
+        tokens += codec.decode(left).get("tokens", 0) if left and kind in MESSAGE_TYPES else 0
     return Row(int(line["seq"]), int(line["at"]), kind, header, tokens, body, tomb, bytes.fromhex(line["hash"]))
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.agent import Agent
+    from holdfast.log.view import Turn
     from holdfast.loop.response import Pending
     from holdfast.stores.base import Log, Store
-    from holdfast.turns import Unfinished
 
 LAST_WORDS = 4
 
@@ -37,8 +37,7 @@ class Handover:
         def system(self) -> str | None: ...
         @property
         def work_dir(self) -> Path | None: ...
-        @property
-        def unfinished(self) -> Unfinished | None: ...
+        def _question_of(self, turn: Turn) -> str: ...
         @property
         def pending(self) -> list[Pending]: ...
         @classmethod
@@ -47,17 +46,20 @@ class Handover:
     def brief(self) -> str:
         """What a successor needs, as Markdown: facts by kind, open work, last decisions, last words, the git head of
         `work_dir`. Made by rules, so it costs nothing and says the same each time."""
+        return self._brief()
+
+    def _brief(self) -> str:
         store, log = self.store, self._log
         head = store.head(log)
         view = view_of(head.view)
-        unfinished, work_dir = self.unfinished, self.work_dir
+        work_dir = self.work_dir
         last = [message for message in messages_of(store, log, head, limit=LAST_WORDS * 2) if message.text]
         return brief_text(
             session_id=log.id,
             title=self.title,
             system=self.system,
             facts=list(store.values(log, "fact/").values()),
-            unfinished=None if unfinished is None else unfinished.question,
+            unfinished=None if view.turn is None else self._question_of(view.turn),
             pending=[f"{call.name} ({call.call_id})" for call in self.pending],
             last=[(message.role, message.text) for message in last[-LAST_WORDS:]],
             work_dir=None if work_dir is None else str(work_dir),
@@ -81,7 +83,7 @@ class Handover:
         if retention is not None:
             drafts.append(Draft(type="retention.set", data=retention))
         drafts += [Draft(type="fact.added", data=fact) for fact in store.values(log, "fact/").values()]
-        message = Message.user(self.brief(), metadata={"brief": log.id})
+        message = Message.user(self._brief(), metadata={"brief": log.id})
         drafts.append(message_draft(message, store.limits))
         made = store.create("session", name, drafts, user_id=log.user_id, app_name=log.app_name)
         return self._of(store, made, self.agent)

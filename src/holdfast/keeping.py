@@ -44,7 +44,6 @@ class Keeping:
 
     store: Store
     _log: Log
-    _retention: Retention | None
     if TYPE_CHECKING:
 
         def _checked_seq(self, at: object, head: int) -> int: ...
@@ -64,7 +63,6 @@ class Keeping:
         wanted = Retention.of(value)
         if wanted.to_dict() != self.retention:
             self.store.append(self._log, [Draft(type="retention.set", data=wanted.to_dict(), actor=actor)])
-        self._retention = wanted
 
     # -- legal holds -----------------------------------------------------------------------------------------------
 
@@ -98,7 +96,7 @@ class Keeping:
             holder, burial = plan_redaction(store, self._log, seq)
             recorder = holder if holder.id else self._log  # a deleted session lives on in its forks
             burial.heads.setdefault(recorder.number, store.bare_head(recorder.number).head)
-            record = {"seq": seq, **data, **burial.record(recorder.number)}
+            record = {"seq": seq, **data, **burial.record(recorder)}
             try:
                 store.bury(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
             except Conflict:
@@ -159,7 +157,7 @@ def _erase(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:
     while True:
         try:
             burial = plan_erasure(store, log)
-            record = data | burial.record(log.number)
+            record = data | burial.record(log)
             store.bury(log, [Draft(type="session.erased", data=record, actor=actor)], burial)
         except Conflict:
             continue

@@ -204,13 +204,14 @@ class Pruning:
 
     # -- as messages arrive ----------------------------------------------------------------------------------------
 
-    def _prune_if_asked(self, retention: Retention | None) -> None:
+    def _prune_if_asked(self) -> None:
         """Keep a session with `auto_prune` within its `max_messages`. The count goes on from the last one."""
-        if retention is None or not retention.auto_prune or retention.window is None:
-            return
         head = self.store.head(self._log)
         view = view_of(head.view)
-        if view.turn is not None or self._count_visible(head, view.edition) <= retention.window:
+        retention = self._read_retention(view.retention)
+        if not retention.auto_prune or retention.window is None:
+            return
+        if self._count_visible(head, view.edition) <= retention.window:
             return
         last = f"keep_last_{retention.window}"
         name = retention.strategy or last
@@ -219,6 +220,14 @@ class Pruning:
         self._pruned(chosen, None, None, actor="auto_prune")
         if name in ("keep_important", "token_budget"):  # which may leave more than the window
             self._pruned(strategy_of(last), None, None, actor="auto_prune")
+
+    def _read_retention(self, seq: int) -> Retention:
+        """What event `seq` says, whoever set it; read again only when it is another one."""
+        known: tuple[int, Retention] = getattr(self, "_retained", (0, Retention()))
+        if known[0] != seq:
+            known = (seq, Retention.of(self.store.event(self._log, seq).data))
+            self._retained = known
+        return known[1]
 
     def _count_visible(self, head: Head, edition: int) -> int:
         known, at, count = getattr(self, "_counted", (-1, 0, 0))
@@ -236,5 +245,6 @@ class Pruning:
 
 def _limits_of(strategy: str, window: int) -> dict[str, int]:
     """The parameter of a strategy that keeps a session within its window."""
-    parameter = {"sliding_window": "window_size", "summarize_old": "threshold"}.get(strategy)
-    return {} if parameter is None else {parameter: window}
+    if strategy == "summarize_old":  # with room to grow: a summary for every message would be longer than it
+        return {"threshold": max(1, window // 2)}
+    return {"window_size": window} if strategy == "sliding_window" else {}

@@ -35,7 +35,7 @@ from holdfast.state import Scopes
 from holdfast.stores.base import MAX_SEQ, Log, SessionStore, Store
 from holdfast.stores.opening import open_store
 from holdfast.stores.portable import document_of, message_draft, message_of, messages_of, restore
-from holdfast.turns import _UNREAD, Turns
+from holdfast.turns import Turns
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
@@ -100,6 +100,8 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         ]
         user_id, app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
         self._log = self._open_or_create(name, fields, first, user_id, app_name, kept)
+        if kept is not None and kept.auto_prune:
+            self._prune_if_asked()
 
     def _open_or_create(
         self,
@@ -311,16 +313,10 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         drafts = [message_draft(Message.of(message), limits) for message in messages]
         if not drafts:
             return self.head
-        last = self.store.append(self._log, drafts, once=once).last
-        self._messages_came()
-        return last
-
-    def _messages_came(self) -> None:
-        """Prune, if the session's retention says so."""
-        if self._retention is _UNREAD:
-            found = self.store.value(self._log, "retention")
-            self._retention = None if found is None else Retention.of(found)
-        self._prune_if_asked(self._retention)
+        done = self.store.append(self._log, drafts, once=once)
+        if done.retained:
+            self._prune_if_asked()
+        return done.last
 
     def send_message(self, message: Message | Mapping[str, Any], *, once: str | None = None) -> int:
         """The same as `add_message`: record a message, without asking a model."""
@@ -383,9 +379,8 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
             if value is not None and value != {}:
                 data[field] = value
         drafts = [Draft(type="session.forked", data=data)]
-        retention = self.store.value(self._log, "retention", at=point.at)
-        if retention is not None:  # a copy of the past is kept as the past is
-            drafts.append(Draft(type="retention.set", data=retention))
+        if point.view.retention:  # a copy of the past is kept as the past is
+            drafts.append(Draft(type="retention.set", data=self.store.event(self._log, point.view.retention).data))
         log = self.store.create(
             "session",
             name,

@@ -11,7 +11,7 @@ from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
 from holdfast.log.events import MESSAGE_TYPES, Draft, Event
 from holdfast.log.ids import checked_name
 from holdfast.log.messages import Message
-from holdfast.log.view import view_of
+from holdfast.log.view import Turn, view_of
 from holdfast.loop.crossing import off_thread, twin
 from holdfast.policy.budget import Budget
 from holdfast.stores.portable import message_of
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
 
 LONGEST_PAUSE = 0.05
-_UNREAD: Any = object()  # nobody has looked yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class Turns:
         @property
         def status(self) -> str: ...
         def _move(self, type: str, reason: str | None, actor: str | None) -> None: ...
-        def _messages_came(self) -> None: ...
+        def _prune_if_asked(self) -> None: ...
         def fork(self, session_id: str | None = None, at: int | None = None) -> Self: ...
 
     def _begin_empty(self) -> None:
@@ -84,7 +83,6 @@ class Turns:
         self._temp = {}
         self._contexts: set[str] = set()  # prompts that this log is known to hold already
         self._windows: dict[str, Any] = {}  # the end of the conversation as the last prompt had it
-        self._retention: Any = _UNREAD
         self._idle_policy: dict[str, int] = {}  # since when pruning by itself frees nothing
         self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: the stream that it has not finished
 
@@ -217,7 +215,8 @@ class Turns:
                 opening = world.open_with(question, metadata)
                 if opening is not None:
                     yield from drive(world, opening)
-                    self._messages_came()
+                    if world.retained:
+                        self._prune_if_asked()
                     return
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
@@ -245,7 +244,8 @@ class Turns:
                 if opening is not None:
                     async for event in drive_async(world, opening):
                         yield event
-                    await off_thread(self._messages_came)
+                    if world.retained:
+                        await off_thread(self._prune_if_asked)
                     return
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
@@ -305,7 +305,8 @@ class Turns:
                 if not world.reopen():
                     return None
                 response = _last(drive(world, []))
-                self._messages_came()
+                if world.retained:
+                    self._prune_if_asked()
                 return response
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
@@ -330,7 +331,8 @@ class Turns:
                 if not await off_thread(world.reopen):
                     return None
                 response = await _last_async(drive_async(world, []))
-                await off_thread(self._messages_came)
+                if world.retained:
+                    await off_thread(self._prune_if_asked)
                 return response
             except (Conflict, SessionBusy):
                 if world.renewal is not None:
@@ -346,14 +348,17 @@ class Turns:
         lease = self.store.lease(self._log)
         if lease is not None and lease.alive:
             return None
-        rows = self.store.read(self._log, turn.first, limit=1, types=["message.added"])
         return Unfinished(
             run_id=turn.run,
-            question=Event(rows[0]).data.get("text", "") if rows else "",
+            question=self._question_of(turn),
             unknown_calls=[name for _seq, name in turn.calls.values()],
             attempts=turn.attempts,
             parked=turn.parked,
         )
+
+    def _question_of(self, turn: Turn) -> str:
+        rows = self.store.read(self._log, turn.first, limit=1, types=["message.added"])
+        return Event(rows[0]).data.get("text", "") if rows else ""
 
     @property
     def pending(self) -> list[Pending]:
@@ -425,7 +430,10 @@ class Turns:
             self.store,
             self._log,
             replace(
-                settings, model=RecordedModel(settings.model, turn.replies), tools={tool.name: tool for tool in tools}
+                settings,
+                model=RecordedModel(settings.model, turn.replies),
+                tools={tool.name: tool for tool in tools},
+                condenses=False,
             ),
             session=self,
             temp=self._temp,

@@ -8,20 +8,41 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
-from holdfast import Message, Session
-from holdfast.errors import InvalidArgument, NotJSON, StaleEpoch
+from holdfast import Agent, Message, Session
+from holdfast.errors import (
+    AgentError,
+    Conflict,
+    ContextTooLong,
+    ImmutableSession,
+    InvalidArgument,
+    NotJSON,
+    SessionHeld,
+    StaleEpoch,
+    ViewChanged,
+    WrongKey,
+)
+from holdfast.ids import FixedIds, arm
 from holdfast.log import chain, codec
 from holdfast.log.events import SALT, Draft, Row
+from holdfast.loop.cutting import plan_cut
+from holdfast.policy.pruning import strategy_of
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
+from holdfast.stores.erasing import plan_redaction
 from holdfast.stores.lease import Claim, holder
+from holdfast.testing import error
 from holdfast.testing.powerloss import survey
+from holdfast.worker.sweep import sweep
 from properties.fields import FIELDS
 from properties.game import Game
+from properties.keeping import History
 from properties.strings import CORPUS
 from properties.table import World
+from prove.audit import SQLiteBackdoor, altered, altered_export, places
 from prove.models import (
     carried,
     database,
@@ -240,6 +261,161 @@ def _copies(seed: int) -> list[str]:
     return []
 
 
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def _histories(seed: int) -> list[str]:
+    with _stores() as stores, snapshots_every(7):
+        for number in range(70):
+            if found := History(stores[number % 2], f"{seed}/{number}").play(50):
+                return found
+    return []
+
+
+def _audit(seed: int) -> list[str]:
+    with directory() as home, places(postgres=False) as found:
+        for number in range(900):
+            if wrong := altered(found[number % 2], f"{seed}/{number}", Counter()):
+                return wrong
+        exports = [session.export() for session in found[0].sessions]
+        for number in range(300):
+            if wrong := altered_export(exports, home, f"{seed}/{number}", Counter()):
+                return wrong
+    return []
+
+
+def _stale_plans(seed: int) -> list[str]:
+    """What was planned for a view or a log that has moved since must be refused."""
+    found: list[str] = []
+    with _stores() as stores:
+        for store in stores:
+            session = Session("s", store=store)
+            seqs = [session.add_message(Message.user(f"text {number}")) for number in range(9)]
+            plan = plan_cut(store, session._log, store.head(session._log), strategy_of("keep_last_3"))
+            session.clear()
+            found += _not_refused(ViewChanged, lambda s=session, p=plan: s.store.append(s._log, p.drafts()))  # type: ignore[misc]
+            holder, burial = plan_redaction(store, session._log, seqs[2])
+            session.add_message(Message.user("meanwhile"))
+            draft = Draft(type="event.redacted", data={"seq": seqs[2], "reason": "x", **burial.record(holder)})
+            found += _not_refused(Conflict, lambda s=store, h=holder, d=draft, b=burial: s.bury(h, [d], b))  # type: ignore[misc]
+    return found
+
+
+def _not_refused(error: type[Exception], act: Callable[[], Any]) -> list[str]:
+    try:
+        act()
+    except error:
+        return []
+    return [f"{error.__name__} was expected"]
+
+
+def _guards(seed: int) -> list[str]:
+    """What must not be removed is not: by its owner, and by a sweep that looked a moment too early."""
+    found: list[str] = []
+    with _stores() as stores:
+        for store in stores:
+            held = Session("held", store=store)
+            held.hold("a case")
+            kept = Session("kept", store=store, retention={"ttl_days": 9, "immutable": True})
+            seq = kept.add_message(Message.user("text"))
+            found += _not_refused(SessionHeld, lambda s=store: s.delete("held"))  # type: ignore[misc]
+            found += _not_refused(SessionHeld, lambda h=held: h.erase(reason="x", actor="y"))  # type: ignore[misc]
+            for act in (
+                lambda s=store: s.delete("kept"),  # type: ignore[misc]
+                kept.clear,
+                lambda k=kept: k.prune("keep_last_1"),  # type: ignore[misc]
+                lambda k=kept, at=seq: k.redact(at, reason="x"),  # type: ignore[misc]
+                lambda k=kept: setattr(k, "retention", {"ttl_days": 1}),  # type: ignore[misc]
+            ):
+                found += _not_refused(ImmutableSession, act)
+            found += _swept_too_early(store)
+    return found
+
+
+def _swept_too_early(store: Store) -> list[str]:
+    """Sessions that come to life between the look of a sweep and its act, or that are at work when it looks."""
+    past = store.for_tenant("past")
+    past.ids = clock = FixedIds(start=1_700_000_000_000_000)
+    for name in ("used", "at work"):
+        Session(name, store=past, retention={"ttl_days": 1})
+    used, busy = Session.open("used", store=past), Session.open("at work", store=past)
+    clock.time += 5 * 86_400_000_000
+    past.append(busy._log, [], claim=Claim(holder=holder("me"), seconds=1e6))
+
+    def wake(name: str) -> None:
+        if name == "sweep planned":
+            used.add_message(Message.user("alive"))
+
+    arm(wake)
+    try:
+        sweep(past)
+    finally:
+        arm(None)
+    return [f"{store!r}: {name!r} was swept" for name in ("used", "at work") if not past.exists(name)]
+
+
+def _sealed(seed: int) -> list[str]:
+    """A sealed payload that is put in another place does not open there, and a key that is changed opens all."""
+    found: list[str] = []
+    key, new = sha256(b"one").digest(), sha256(b"two").digest()
+    with directory() as home:
+        with SQLiteStore(home / "log.db", key=key) as store:
+            session = Session("s", store=store)
+            session.add_messages([Message.user("mine"), Message.user("yours")])
+            door = SQLiteBackdoor(home / "log.db")
+            kept = door.take(session._log.number)
+            rows = list(kept.rows)
+            rows[1] = rows[1]._replace(body=rows[2].body)
+            door.put(session._log.number, replace(kept, rows=tuple(rows)))
+            found += _not_refused(WrongKey, lambda: session.messages)
+            door.put(session._log.number, kept)
+            store.rotate_key(new)
+        found += _not_refused(WrongKey, lambda: SQLiteStore(home / "log.db", key=key).close())
+        with SQLiteStore(home / "log.db", key=new) as store:
+            texts = [message.text for message in Session.open("s", store=store).messages]
+            found += [] if texts == ["mine", "yours"] else [f"after a change of the key: {texts}"]
+    return found
+
+
+def _remains(seed: int) -> list[str]:
+    """What a redaction leaves in the file: no text, no digest of it, no word in the index."""
+    found: list[str] = []
+    secret = "confidential" * 800
+    with directory() as home:
+        path = home / "log.db"
+        with SQLiteStore(path) as store:
+            session = Session("s", store=store)
+            seq = session.add_message(Message.user(secret), once="k")
+            other = session.add_message(Message.user("confidential too"))
+            session.search("confidential")
+            digests = store.file.read(lambda db: db.execute("SELECT digest FROM once").fetchall())
+            session.redact(seq, reason="x")
+            left = store.file.read(lambda db: db.execute("SELECT digest FROM once").fetchall())
+            found += ["a digest of what was said is kept"] if left == digests else []
+            query = "SELECT count(*) FROM words WHERE rowid & 4294967295 = ?"
+            words = store.file.read(lambda db: db.execute(query, (seq,)).get)
+            found += ["the index still has it"] if words else []
+            found += [] if [each.seq for each in session.search("confidential")] == [other] else ["search finds it"]
+        found += ["the text is in the file"] if secret[:200].encode() in path.read_bytes() else []
+    return found
+
+
+def _too_long(seed: int) -> list[str]:
+    """A provider that always finds the prompt too long is asked twice, not for ever."""
+    asked = []
+
+    def reply(request: Any) -> Any:
+        asked.append(len(request.messages))
+        if len(asked) > 5:
+            raise RuntimeError("asked for ever")
+        return error(ContextTooLong)
+
+    session = Session("s", store=MemoryStore(), agent=Agent(provider="scripted", script=reply, max_retries=0))
+    session.add_messages([Message.user("long " * 500) for _ in range(40)])
+    found = _not_refused(AgentError, lambda: session.run("and now?"))
+    return found + ([] if len(asked) == 2 else [f"asked {len(asked)} times"])
+
+
 @contextmanager
 def _stores() -> Iterator[list[Store]]:
     with directory() as home, SQLiteStore(home / "log.db") as sqlite:
@@ -260,4 +436,11 @@ DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "faults": _faults,
     "wire": _wire,
     "copies": _copies,
+    "histories": _histories,
+    "audit": _audit,
+    "stale plans": _stale_plans,
+    "guards": _guards,
+    "sealed": _sealed,
+    "remains": _remains,
+    "too long": _too_long,
 }

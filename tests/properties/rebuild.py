@@ -15,6 +15,7 @@ from holdfast.log.view import View
 from holdfast.log.words import words
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Log, Store
+from holdfast.stores.plan import MAINTENANCE
 
 CACHES = ("snapshots", "words", "indexed")
 
@@ -81,8 +82,9 @@ def _row(store: Store, log: Log, view: View, refs: dict[str, int | None], events
     told["metadata"] = told["metadata"] or {}
     if found != {name: told[name] for name in found}:
         yield f"{log.id}: the row says {found}, its events say {told}"
-    if info.updated_at != events[-1].at:
-        yield f"{log.id}: the row was updated at {info.updated_at}, the last event is of {events[-1].at}"
+    active = [event.at for event in events if event.type not in MAINTENANCE]
+    if info.updated_at != active[-1]:
+        yield f"{log.id}: the row was updated at {info.updated_at}, the last activity was at {active[-1]}"
 
 
 def _found(store: Store, log: Log, view: View, events: list[Event]) -> Iterator[str]:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from prove import PROOFS, Proof, Report
 
-MODULES = ("crashes", "storage", "servers", "turns", "simulation", "chaos", "models", "mutants")
+MODULES = ("crashes", "storage", "servers", "turns", "simulation", "chaos", "models", "audit", "keeping", "mutants")
 SEED = 2026
 SHOWN = 5
 

@@ -153,6 +153,110 @@ MUTANTS = (
     ),
     mutant("a key that is not remembered", "faults", ("stores.sqlite", "if batch.once is not None:", "if False:")),
     mutant("memory hands out its own", "copies", ("stores.memory", "copy.deepcopy(", "(")),
+    mutant(
+        "a cut that was planned for another view",
+        "stale plans",
+        ("log.view", 'if data["after"] != self.edition:', "if False:"),
+    ),
+    mutant(
+        "a burial that was planned for another log",
+        "stale plans",
+        ("stores.sqlite", "if head is None or head.head != planned:", "if False:"),
+    ),
+    mutant(
+        "a held session can be deleted",
+        "guards",
+        (
+            "stores.plan",
+            'if view.held:\n        raise SessionHeld("delete"',
+            'if False:\n        raise SessionHeld("delete"',
+        ),
+    ),
+    mutant(
+        "a held session can be erased",
+        "guards",
+        (
+            "stores.erasing",
+            'if view_of(head.view).held:\n        raise SessionHeld("erase"',
+            'if False:\n        raise SessionHeld("erase"',
+        ),
+    ),
+    mutant("immutable is but a word", "guards", ("stores.plan", "return view.immutable and (", "return False and (")),
+    mutant(
+        "an immutable session can be kept for less",
+        "guards",
+        ("stores.plan", 'if shorter or not draft.data.get("immutable"):', "if False:"),
+    ),
+    mutant(
+        "the sweep purges what was used meanwhile",
+        "guards",
+        ("worker.sweep", "store.remove(log.kind, log.id, expected=head.head)", "store.remove(log.kind, log.id)"),
+    ),
+    mutant(
+        "the sweep purges what is at work",
+        "guards",
+        ("policy.retention", "if standing.running:", "if False:"),
+        (
+            "stores.plan",
+            "if lease is not None and lease.alive:\n        raise SessionBusy(id",
+            "if False:\n        raise SessionBusy(id",
+        ),
+    ),
+    mutant(
+        "nobody vouches for what is left",
+        "audit",
+        ("log.chain", 'if stones_digest(own) != data.get("tombs"):', "if False:"),
+    ),
+    mutant("token counts are believed", "audit", ("log.chain", "if row.tokens != tokens:", "if False:")),
+    mutant("attached bytes are believed", "audit", ("stores.base", "if not self._has_blob(log, digest):", "if False:")),
+    mutant("events may stand behind the head", "audit", ("stores.base", "if beyond and", "if False and")),
+    mutant(
+        "a sealed payload opens anywhere",
+        "sealed",
+        ("stores.keys", "key.seal(row.body, context(number, row.seq))", 'key.seal(row.body, b"")'),
+        ("stores.keys", "key.open(row.body, context(number, row.seq))", 'key.open(row.body, b"")'),
+    ),
+    mutant(
+        "the old master key still opens the store",
+        "sealed",
+        ("stores.sqlite", "db.execute(SET_MASTER, (rewrap.fingerprint,))", "pass"),
+    ),
+    mutant(
+        "redacted words stay in the index",
+        "remains",
+        ("stores.sqlite", "db.executemany(FORGET_WORDS,", "(lambda *_: None)(FORGET_WORDS,"),
+    ),
+    mutant(
+        "a digest of what was redacted stays",
+        "remains",
+        ("stores.sqlite", "db.executemany(BURY_ONCE,", "(lambda *_: None)(BURY_ONCE,"),
+    ),
+    mutant("freed pages keep their text", "remains", ("stores.sqlite_file", "secure_delete=ON", "secure_delete=OFF")),
+    mutant(
+        "summaries keep what was redacted",
+        "histories",
+        ("stores.erasing", "erased += _summaries_over(store, one, seq, seq)", "pass"),
+    ),
+    mutant(
+        "copies keep what was redacted",
+        "histories",
+        ("stores.erasing", "if event.run is not None:\n        found +=", "if False:\n        found +="),
+    ),
+    mutant("a prune makes a session live longer", "histories", ("stores.plan", "else before.updated_at,", "else at,")),
+    mutant("an undo forgets what came later", "histories", ("pruning", '"ranges": [*then, *later]', '"ranges": then')),
+    mutant(
+        "a prune parts a call from its result",
+        "histories",
+        ("policy.pruning", "if newest_orphan is None:\n        return", "if True:\n        return"),
+    ),
+    mutant(
+        "a summary that nobody sees", "histories", ("log.view", "self.ranges.insert(place, [seq - 1, seq - 1])", "pass")
+    ),
+    mutant(
+        "a prompt that is too long is sent for ever",
+        "too long",
+        ("loop.drive", "for again in (True, False):", "for again in iter(lambda: True, None):"),
+    ),
 )
 
 
@@ -212,7 +316,7 @@ def main(name: str, seed: int) -> None:
 # -- the proof ---------------------------------------------------------------------------------------------------------
 
 
-@proof("B23", ci=40, long=40)
+@proof("B23", ci=100, long=100)
 def mutants(size: int, seed: int) -> Report:
     """Every seeded bug is caught by the proof made for it, and nothing is caught where there is none."""
     chosen = MUTANTS[:size]

@@ -46,6 +46,9 @@ def sweep(url: str, dry_run: bool, batch: int, as_json: bool) -> None:
     from holdfast.stores.opening import open_store
     from holdfast.worker.sweep import sweep as run
 
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        click.echo(f"{url.removeprefix('sqlite:///')} does not exist: nothing to sweep", err=True)
+        sys.exit(2)
     try:
         report = run(open_store(url), dry_run=dry_run, batch=batch)
     except AgentError as error:

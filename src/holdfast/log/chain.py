@@ -121,12 +121,10 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
             return _bad(seq, f"event {seq} was altered")
         if expected != row.hash:
             return _bad(seq, f"event {seq} was altered")
-        if body is not None:
-            if row.type in MESSAGE_TYPES:
-                tokens += (len(body) - SALT) // 4 + 1
-            if row.tokens != tokens:
-                return _bad(seq, f"the token count of event {seq} was altered")
-        tokens = row.tokens
+        if row.type in MESSAGE_TYPES:
+            tokens += (len(body) - SALT) // 4 + 1 if body is not None else Event(row).data.get("tokens", 0)
+        if row.tokens != tokens:
+            return _bad(seq, f"the token count of event {seq} was altered")
         previous = expected
         if stones and row.type in ("event.redacted", "session.erased") and body is not None:
             data = Event(row).data

@@ -18,10 +18,10 @@ _COLUMNS = ("title", "metadata", "work_dir")  # those that a list of sessions sh
 
 def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
     """The rows that an event adds; none for one that was erased with its names."""
-    if not data:
-        return []
     if type == "retention.set":
         return [("retention", seq, seq)]
+    if not data:
+        return []
     if type == "state.set":
         return [("state/" + data["name"], seq, seq)]
     if type == "state.deleted":

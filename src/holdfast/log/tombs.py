@@ -9,8 +9,10 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
+from holdfast.errors import CorruptLog
 from holdfast.log import codec
-from holdfast.log.events import Event
+from holdfast.log.chain import estimate
+from holdfast.log.events import MESSAGE_TYPES, SALT, Event
 from holdfast.log.names import NAMED_FIELDS
 
 # Fields that hold no text of a person or a model.
@@ -18,7 +20,7 @@ _STRUCTURE = {
     "approval.decided": ("call_id", "approved"),
     "approval.requested": ("call_id", "name"),
     "message.added": ("rejected",),
-    "model.called": ("step", "provider", "model", "from", "upto", "tokens"),
+    "model.called": ("step", "provider", "model", "from", "upto", "pinned", "shortened"),
     "model.replied": ("usage", "stop_reason", "provider", "model"),
     "retention.set": ("ttl_days", "archive_after_days", "auto_prune", "prune_strategy", "max_messages", "immutable"),
     "session.forked": ("at",),
@@ -50,9 +52,11 @@ def tomb(event: Event, *, names: bool) -> bytes:
     if event.body is None:
         kept = event.data if names else _structure(event)
         return (event.tomb or b"")[:32] + (codec.encode(kept) if kept else b"")
-    kept = _structure(event)
+    try:
+        data, kept = event.data, _structure(event)
+    except CorruptLog:  # it cannot be read, and is to go all the same
+        return sha256(event.body).digest()
     if names:
-        data = event.data
         kept |= {field: data[field] for field in _NAMES.get(event.type, ()) if field in data}
         if event.type == "view.restored":
             kept["state"] = dict.fromkeys(data["state"])
@@ -64,6 +68,13 @@ def tomb(event: Event, *, names: bool) -> bytes:
 def _structure(event: Event) -> dict[str, Any]:
     data = event.data
     found = {field: data[field] for field in _STRUCTURE.get(event.type, ()) if field in data}
+    role = data.get("role") or data.get("message", {}).get("role")
+    if event.type in MESSAGE_TYPES and role is not None:
+        found["role"] = role
+    if event.type in MESSAGE_TYPES and event.body is not None:
+        found["tokens"] = estimate(len(event.body) - SALT)  # so that the running sum can still be checked
+    elif "tokens" in data:
+        found["tokens"] = data["tokens"]
     if data.get("rejected"):
         found["rejected"] = True  # why it was is the model's own text
     return found

@@ -105,6 +105,7 @@ class View:
     released: bool = False  # a person said that what is unfinished here may go
     immutable: bool = False
     ttl: int | None = None  # microseconds after the last activity; None: for ever
+    retention: int = 0  # the event that says how long the session is kept
     measured: list[int] = field(default_factory=list)  # tokens of the last model call: estimated, and as reported
 
     @property
@@ -133,7 +134,7 @@ class View:
 
     def apply(self, seq: int, type: str, run: str | None, data: dict[str, Any]) -> None:
         turn = self.turn
-        if self.life == "erased":
+        if self.life == "erased" and type != "session.imported":
             raise LifecycleError("write to", status="erased", legal=())
         if turn is not None and run == turn.run:
             self._apply_turn(turn, seq, type, data)
@@ -177,7 +178,7 @@ class View:
         elif type == "event.redacted":
             self.edition = seq
         elif type == "retention.set":
-            ttl = data.get("ttl_days")
+            ttl, self.retention = data.get("ttl_days"), seq
             self.ttl, self.immutable = None if ttl is None else microseconds(ttl), bool(data.get("immutable"))
         elif type == "session.held":
             self.held, self.released = seq, False
@@ -185,7 +186,7 @@ class View:
             self.held, self.released = 0, True
         elif type == "session.erased":
             self.turn, self.life, self.ranges, self.loose = None, "erased", [], []
-            self.edition, self.cuts, self.held, self.immutable = seq, [], 0, False
+            self.edition, self.cuts, self.held, self.immutable, self.failed = seq, [], 0, False, False
         elif type in ("view.rewound", "view.restored"):
             if turn is not None:
                 raise TurnOpen("rewind" if type == "view.rewound" else "overwrite the messages")
@@ -198,6 +199,7 @@ class View:
         """A fork has the messages of its parent, and a life of its own."""
         self.turn, self.life, self.turns, self.usage, self.loose = None, "live", 0, {}, []
         self.held, self.failed, self.released, self.immutable, self.ttl = 0, False, False, False, None
+        self.retention = 0
 
     def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any]) -> None:
         if type == "summary.added":
@@ -285,22 +287,28 @@ class View:
         join(self.ranges, seq + 1, 0)
 
     def to_bytes(self) -> bytes:
-        values = [2, *[getattr(self, name) for name in _VIEW]]
-        values[_TURN_PLACE] = None if self.turn is None else self.turn.to_json()
+        turn = None if self.turn is None else self.turn.to_json()
+        # What few sessions have is not written for the others.
+        rest = {name: getattr(self, name) for name in _RARE if getattr(self, name)}
+        values = [2, self.ranges, turn, self.life, self.begun, self.turns, self.usage, self.loose, self.edition]
         # Made of our own numbers and names, which were checked when they came in.
-        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps([*values, self.measured, rest] if rest else [*values, self.measured], option=_SORTED)
 
 
-_VIEW = tuple(View.__dataclass_fields__)
-_TURN_PLACE = 1 + _VIEW.index("turn")
+_SORTED = orjson.OPT_SORT_KEYS
+_RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention")
 
 
 def view_of(data: bytes) -> View:
-    """The view behind the bytes of a snapshot. Version 1 had fewer fields."""
-    _version, *values = codec.decode(data)
-    view = View(**dict(zip(_VIEW, values, strict=False)))
-    if view.turn is not None:
-        view.turn = Turn(**dict(zip(_TURN, view.turn, strict=True)))  # type: ignore[call-overload]
+    """The view behind the bytes of a snapshot. Version 1 ended after `loose`."""
+    _version, ranges, turn, life, begun, turns, usage, loose, *more = codec.decode(data)
+    opened = None if turn is None else Turn(**dict(zip(_TURN, turn, strict=True)))
+    view = View(ranges=ranges, turn=opened, life=life, begun=begun, turns=turns, usage=usage, loose=loose)
+    if more:
+        view.edition, view.measured = more[0], more[1]
+        if len(more) > 2:
+            for name, value in more[2].items():
+                setattr(view, name, value)
     return view
 
 

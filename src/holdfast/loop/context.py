@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.errors import CorruptLog
+from holdfast.errors import CorruptLog, InvalidArgument
 from holdfast.log import codec
 from holdfast.log.chain import estimate
 from holdfast.log.events import MESSAGE_TYPES, Event
@@ -67,6 +67,8 @@ def parts_of(
 
 def sent_at(store: Store, log: Log, seq: int) -> Context:
     """What the model was sent by the call that event `seq` records, rebuilt from the log."""
+    if isinstance(seq, bool) or not isinstance(seq, int):
+        raise InvalidArgument(f"call={seq!r}: use the number of a model.called event; events(types=...) lists them")
     called = model_event(store, log, seq)
     data = called.data
     if "context" not in data:
@@ -83,13 +85,14 @@ def sent_at(store: Store, log: Log, seq: int) -> Context:
         items.append(item)
         if item.seq == data["from"]:
             break
-    history = [item.message for item in reversed(items)]
+    front = [message_of(store, log, row) for each in data.get("pinned", ()) for row in store.read(log, each, each)]
+    history = [*front, *(item.message for item in reversed(items))]
     assert called.run is not None
     first = _first_of(store, log, called)
     own = [
         message_of(store, log, row)
         for event in own_events(store, log, called.run, first, seq)
-        if event.type in MESSAGE_TYPES and event.type != "summary.added"
+        if event.type in MESSAGE_TYPES
         for row in store.read(log, event.seq, event.seq)
     ]
     parts = parts_of(pieces, tools, repaired([*history, *shortened(own, data.get("shortened", 0))]))

@@ -12,7 +12,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-async def off_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def off_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking call on a thread. If the task is cancelled meanwhile, the call is awaited to its end first:
     an append under way is never left behind with nobody knowing what became of it."""
     import asyncio  # whoever awaits this has it already; blocking programs need not load it

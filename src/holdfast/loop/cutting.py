@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from holdfast.errors import AgentError, InvalidArgument
@@ -27,6 +28,7 @@ OPENING = 16  # messages at the front that are looked at for system messages
 SUMMARY_TOKENS = 1_000
 CHARACTERS_A_TOKEN = 3  # of a transcript that must fit a model's window
 
+WRONG_STRATEGY = "a strategy is a function of the messages that gives those to keep, or their seq"
 Custom = Callable[[list[Message]], Iterable[Message | int]]
 
 
@@ -79,14 +81,16 @@ def plan_cut(
     *,
     model: Model | None = None,
     scorer: Model | None = None,
+    room: int | None = None,
 ) -> Cut:
-    """What a strategy would take out of the view at `head`. `model` writes summaries, `scorer` marks what matters."""
+    """What a strategy would take out of the view at `head`. `model` writes summaries, `scorer` marks what matters, and
+    `room` is how many bytes the sections of a summary may have."""
     view = view_of(head.view)
     ranges = cut(view.visible, head.head)
     name = strategy.name if isinstance(strategy, Strategy) else getattr(strategy, "__name__", "custom")
     found = Cut(strategy=name, edition=view.edition, before=ranges)
     if isinstance(strategy, Strategy) and strategy.keeps_a_tail:
-        _cut_tail(store, log, found, strategy, model)
+        _cut_tail(store, log, found, strategy, model, room)
     else:
         items = list(newest_first(store, log, ranges))[::-1]
         if isinstance(strategy, Strategy):
@@ -99,7 +103,7 @@ def plan_cut(
     return found
 
 
-def _cut_tail(store: Store, log: Log, found: Cut, strategy: Strategy, model: Model | None) -> None:
+def _cut_tail(store: Store, log: Log, found: Cut, strategy: Strategy, model: Model | None, room: int | None) -> None:
     ranges = found.before
     items = newest_first(store, log, ranges)
     first = tail((item for item in items if not (strategy.summarize and item.is_summary)), strategy)
@@ -109,21 +113,34 @@ def _cut_tail(store: Store, log: Log, found: Cut, strategy: Strategy, model: Mod
     if first.seq > ranges[first.place][0]:
         drop.append([ranges[first.place][0], first.seq - 1])
     pinned = opening(_oldest(store, log, drop))
-    for item in pinned:
-        drop, _ = subtract(drop, [[item.seq, item.seq]])
-    if not drop:
+    if pinned:  # nothing before it is a message
+        last = pinned[-1]
+        drop = [[last.seq + 1, drop[last.place][1]], *drop[last.place + 1 :]]
+        drop = [pair for pair in drop if pair[0] <= pair[1]]
+    if next(newest_first(store, log, drop), None) is None:
         return
     if strategy.summarize:
-        _summarize(store, log, found, drop, model)
+        _summarize(store, log, found, drop, model, room)
         if found.summary is None:
             return
     found.drop, found.why = drop, [(drop, strategy.reason)]
 
 
+def pinned_front(store: Store, log: Log, ranges: Ranges) -> list[Item]:
+    """What stays at the front of every prompt: opening system messages, and the summary of what is not shown."""
+    found: list[Item] = []
+    for item in islice(_oldest(store, log, ranges), OPENING):
+        if item.message.role != "system" and not item.is_summary:
+            break
+        found.append(item)
+    return found
+
+
 def _oldest(store: Store, log: Log, ranges: Ranges) -> Iterator[Item]:
     for place, (first, last) in enumerate(ranges):
         for row in store.read(log, first, last, limit=OPENING, types=MESSAGE_TYPES):
-            yield Item(row.seq, 0, message_of(store, log, row), place, row.type == "summary.added")
+            tokens = estimate(max(0, len(row.body or b"") - SALT))
+            yield Item(row.seq, tokens, message_of(store, log, row), place, row.type == "summary.added")
 
 
 def _between(items: Sequence[Item], keep: set[int], ranges: Ranges) -> Ranges:
@@ -142,11 +159,14 @@ def _between(items: Sequence[Item], keep: set[int], ranges: Ranges) -> Ranges:
 
 
 def _chosen(strategy: Custom, items: Sequence[Item]) -> list[int]:
+    chosen = strategy([item.message for item in items])
+    if not isinstance(chosen, Iterable) or isinstance(chosen, str | Message):
+        raise InvalidArgument(WRONG_STRATEGY)
     keep: list[int] = []
-    for one in strategy([item.message for item in items]):
+    for one in chosen:
         seq = one.seq if isinstance(one, Message) else one
         if isinstance(seq, bool) or not isinstance(seq, int):
-            raise InvalidArgument("a strategy is a function of the messages that gives those to keep, or their seq")
+            raise InvalidArgument(WRONG_STRATEGY)
         keep.append(seq)
     return keep
 
@@ -154,7 +174,7 @@ def _chosen(strategy: Custom, items: Sequence[Item]) -> list[int]:
 # -- with a model ------------------------------------------------------------------------------------------------------
 
 
-def _summarize(store: Store, log: Log, found: Cut, drop: Ranges, model: Model | None) -> None:
+def _summarize(store: Store, log: Log, found: Cut, drop: Ranges, model: Model | None, room: int | None) -> None:
     """Make the summary of what is dropped. Without a model, or if it fails, it is a digest made by rules."""
     items = list(newest_first(store, log, drop))[::-1]
     sections: list[dict[str, Any]] = []
@@ -170,7 +190,7 @@ def _summarize(store: Store, log: Log, found: Cut, drop: Ranges, model: Model | 
         done = _asked(model, digest.INSTRUCTIONS, digest.transcript(fresh, _room(model)))
         if done is not None and done.message.text.strip():
             text, usage, by = done.message.text.strip(), _used(done), f"{done.provider}:{done.model}"
-    sections = digest.bounded([*sections, digest.section(covers, len(fresh), text)])
+    sections = digest.bounded([*sections, digest.section(covers, len(fresh), text)], room or digest.MAX_SECTIONS)
     message, _ = Message.user(digest.rendered(sections), metadata={"summary": True}).to_data(store.limits)
     found.summary = {
         "message": message,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Any
@@ -12,7 +12,8 @@ from holdfast.errors import MissingState
 from holdfast.log.events import Event
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
 from holdfast.log.view import Ranges, cut, view_of
-from holdfast.loop.cutting import newest_first
+from holdfast.loop.cutting import newest_first, pinned_front
+from holdfast.policy.pruning import Item
 from holdfast.stores.base import Log, Store
 from holdfast.stores.plan import Head
 
@@ -75,22 +76,57 @@ def loose_ends(store: Store, log: Log, seqs: Sequence[int]) -> str:
 
 
 class History:
-    """The part of the conversation that goes into a prompt. It only ever gets shorter, from its old end."""
+    """The part of the conversation that goes into a prompt. It only ever gets shorter, from its old end; what is
+    pinned to its front stays."""
 
-    def __init__(self, items: Sequence[tuple[int, int, Message]], *, whole: bool, after: int) -> None:
-        self._items, self._start, self._after = items, 0, after
+    def __init__(
+        self,
+        items: Sequence[tuple[int, int, Message]],
+        *,
+        whole: bool,
+        after: int,
+        front: Callable[[], list[Item]] | None = None,
+    ) -> None:
+        self._items, self._start, self._after, self._front = items, 0, after, front
+        self._pinned: list[Item] = []
         self.whole = whole  # nothing older is visible
         self.tokens = sum(tokens for _, tokens, _ in items)
+        if not whole:
+            self._pin()
+
+    def _pin(self) -> None:
+        """Read what stands at the front, once something after it is left out."""
+        if self._front is not None:
+            shown = {seq for seq, _, _ in self._items}
+            self._pinned, self._front = [item for item in self._front() if item.seq not in shown], None
+            self.tokens += sum(item.tokens for item in self._pinned)
 
     def shorten(self, room: int) -> None:
         """Leave out the oldest messages until the rest fits."""
         while self.tokens > room and self._start < len(self._items):
-            self.tokens -= self._items[self._start][1]
-            self._start, self.whole = self._start + 1, False
+            if self.whole:
+                self.whole = False
+                self._pin_from_items()
+            if self._start < len(self._items):
+                self.tokens -= self._items[self._start][1]
+                self._start += 1
+
+    def _pin_from_items(self) -> None:
+        """The front is among the messages that are here: it moves out of the way of what is left out."""
+        pinned = [] if self._front is None else self._front()
+        seqs = {item.seq for item in pinned}
+        while self._start < len(self._items) and self._items[self._start][0] in seqs:
+            self._start += 1
+        self._pinned, self._front = pinned, None
 
     @property
     def messages(self) -> list[Message]:
-        return [message for _, _, message in self._items[self._start :]]
+        return [*(item.message for item in self._pinned), *(message for _, _, message in self._items[self._start :])]
+
+    @property
+    def pinned(self) -> list[int]:
+        """The seqs of what stands at the front although what follows it is left out."""
+        return [item.seq for item in self._pinned]
 
     @property
     def first_seq(self) -> int:
@@ -171,7 +207,8 @@ class Window:
             start += 1
         self._items, self._is_whole = items[start:], whole and start == 0
         self._upto, self._ranges, self._room, self._edition = head.head, visible, room, view.edition
-        return History(self._items, whole=self._is_whole, after=head.head + 1)
+        front = lambda: pinned_front(store, log, visible)  # noqa: E731 - read only if it is needed
+        return History(self._items, whole=self._is_whole, after=head.head + 1, front=front)
 
     def _holds(self, visible: Ranges, room: int) -> bool:
         """Whether what is kept is still the beginning of what is visible."""
@@ -192,6 +229,6 @@ def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[tup
 
 
 def own_events(store: Store, log: Log, run: str, first: int, last: int) -> list[Event]:
-    """The events of one turn, decisions about it included."""
-    events = [Event(row) for row in store.read(log, first, last)]
+    """The events of one turn, decisions about it included; what it did to make room is no part of it."""
+    events = [Event(row) for row in store.read(log, first, last) if row.type != "summary.added"]
     return [event for event in events if event.run == run or event.type == "approval.decided"]

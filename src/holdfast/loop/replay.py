@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from holdfast.log.events import Event
@@ -20,6 +21,9 @@ _CARRIAGE = (
     "turn.resumed",
     "turn.parked",
     "model.interrupted",
+    "summary.added",
+    "view.compacted",
+    "view.pruned",
 )
 
 
@@ -63,13 +67,14 @@ class RecordedTurn:
 
 
 def recorded_turns(events: Sequence[Event], messages: dict[int, Message]) -> list[RecordedTurn]:
-    """The finished turns among the events; `messages` are those the events brought, by number."""
+    """The finished turns among the events; `messages` are those the events brought, by number. A turn of which
+    something was erased cannot be run again."""
     found: list[RecordedTurn] = []
     by_run: dict[str, list[Event]] = {}
     for event in events:
         if event.run is not None:
             by_run.setdefault(event.run, []).append(event)
-            if event.type == "turn.finished":
+            if event.type == "turn.finished" and not any(each.erased for each in by_run[event.run]):
                 found.append(_turn(by_run[event.run], messages))
     return found
 
@@ -154,8 +159,7 @@ def recorded_tools(tools: Sequence[Tool], results: dict[str, list[tuple[str, boo
 
 def compared(number: int, recorded: Sequence[Event], replayed: Sequence[Event]) -> Difference | None:
     """The first event that differs in what it did."""
-    then = [event for event in recorded if event.type not in _CARRIAGE]
-    now = [event for event in replayed if event.type not in _CARRIAGE]
+    then, now = _acts(recorded), _acts(replayed)
     for index in range(max(len(then), len(now))):
         one = then[index] if index < len(then) else None
         two = now[index] if index < len(now) else None
@@ -168,10 +172,21 @@ def compared(number: int, recorded: Sequence[Event], replayed: Sequence[Event]) 
     return None
 
 
+def _acts(events: Sequence[Event]) -> list[Event]:
+    """The events that did something: a call that was interrupted and made again counts once."""
+    followers = {one.seq: two.type for one, two in pairwise(events)}
+    return [
+        event
+        for event in events
+        if event.type not in _CARRIAGE
+        and not (event.type == "model.called" and followers.get(event.seq) == "model.interrupted")
+    ]
+
+
 def _essence(event: Event) -> dict[str, Any]:
     """What an event did: without numbers, times, and what a raised error's text adds."""
     data = dict(event.data)
-    for name in ("from", "upto", "usage", "whole", "unknown", "response_id"):
+    for name in ("from", "upto", "tokens", "shortened", "usage", "whole", "unknown", "response_id"):
         data.pop(name, None)
     if event.type == "tool.returned":
         part = data["message"]["parts"][0]

@@ -24,4 +24,5 @@ class Settings:
     timeout: float
     output_key: str | None = None
     extract: Callable[[Response], Any] | None = None
+    condenses: bool = True  # whether the session's own strategy may make room in a prompt
     options: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens, stop, tool_choice

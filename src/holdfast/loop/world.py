@@ -92,6 +92,7 @@ class World:
         self._limit = 0  # tokens, by our own estimate, that may be sent
         self._fixed = 0  # tokens of what is sent besides messages
         self._policy_tried = False
+        self.retained = False  # the session has a retention, which may ask for pruning after the turn
         self._usage_before: dict[str, int] = {}
         self._turns_before = 0
         self._budget: Budget | None = None
@@ -287,7 +288,9 @@ class World:
         idle: dict[str, int] = getattr(self.session, "_idle_policy", {})
         if strategy is None or idle.get("until", 0) > self._head.head:
             return
-        plan = plan_cut(self.store, self.log, self.store.head(self.log), strategy, model=self.settings.model)
+        room = max(200, (self._limit - self._fixed))  # a quarter of the prompt, at about four bytes a token
+        head = self.store.head(self.log)
+        plan = plan_cut(self.store, self.log, head, strategy, model=self.settings.model, room=room)
         if not plan.drop or not frees(self.store, self.log, plan):
             idle["until"] = self._head.head + IDLE  # it frees nothing: do not pay for trying at every turn
             return
@@ -336,7 +339,7 @@ class World:
             self._claim(drafts, self._head)
         else:
             self.renewal.allow(None)  # while it writes, nobody waits for an effect
-            self.store.append(self.log, drafts, epoch=self.epoch, release=last)
+            self.retained = self.store.append(self.log, drafts, epoch=self.epoch, release=last).retained
             self._limit_effect()
         self.left = []
         self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
@@ -354,7 +357,7 @@ class World:
             raise
         if self.renewal is not None and view_of(self.store.head(self.log).view).life != "live":
             return False  # before the first append there is nothing to pause
-        if not self._history.whole and not self._policy_tried:
+        if self.settings.condenses and not self._history.whole and not self._policy_tried:
             self.record(drafts, last=False)
             self._apply_policy()
             drafts, called = [], self._model_called(self.work)
@@ -461,6 +464,8 @@ class World:
             "context": digest,
             "tokens": tokens,
         }
+        if self._history.pinned:
+            data["pinned"] = self._history.pinned
         if self._shortened:
             data["shortened"] = self._shortened
         blobs = {} if digest in self._contexts else {digest: context}

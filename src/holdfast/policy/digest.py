@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.log.messages import Message, ToolCall, ToolResult
 from holdfast.policy.pruning import Item
 
-MAX_SECTIONS = 24_000  # bytes of sections; beyond it the oldest ones lose their text
+MAX_SECTIONS = 6_000  # bytes of sections; beyond it the oldest ones lose their text
 LINE = 160  # characters of a message in a digest
 
 INSTRUCTIONS = (
@@ -27,27 +27,35 @@ def section(covers: Sequence[Sequence[int]], count: int, text: str) -> dict[str,
     return {"covers": [list(pair) for pair in covers], "count": count, "text": text}
 
 
-def bounded(sections: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The sections within their room: the oldest give up their text first, never the name of what they cover."""
-    found = [dict(each) for each in sections]
-    size = sum(len(each["text"].encode()) for each in found)
-    for each in found[:-1]:
-        if size <= MAX_SECTIONS:
-            break
-        size -= len(each["text"].encode())
-        each["text"] = ""
-    return found
+def bounded(sections: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
+    """The sections within their room: the oldest give up their text first, and become one that only says what it
+    covers."""
+    kept = list(sections)
+    gone: list[dict[str, Any]] = []
+    while kept and not kept[0]["text"]:
+        gone.append(kept.pop(0))
+    while len(kept) > 1 and sum(len(each["text"].encode()) for each in kept) > room:
+        gone.append(kept.pop(0))
+    if not gone:
+        return kept
+    covers = [pair for each in gone for pair in each["covers"]]
+    span = [[min(first for first, _ in covers), max(last for _, last in covers)]]
+    return [section(span, sum(each["count"] for each in gone), ""), *kept]
 
 
 def rendered(sections: Sequence[dict[str, Any]]) -> str:
     """The sections as the model reads them."""
     count = sum(each["count"] for each in sections)
-    lines = [f"[Summary of {count} earlier messages, {_range(sections)}. The log has all of them.]"]
+    lines = [f"[Summary of {_messages(count, 'earlier ')}, {_range(sections)}. The log has all of it.]"]
     for each in sections:
         if len(sections) > 1:
-            lines.append(f"{_range([each]).capitalize()} ({each['count']} messages):")
+            lines.append(f"{_range([each]).capitalize()} ({_messages(each['count'])}):")
         lines.append(each["text"] or "(no longer summarized here)")
     return "\n".join(lines)
+
+
+def _messages(count: int, which: str = "") -> str:
+    return f"{count} {which}message{'' if count == 1 else 's'}"
 
 
 def _range(sections: Sequence[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from holdfast.log.messages import Message, ToolResult
 
 STRATEGIES = ("keep_last_<n>", "sliding_window", "token_budget", "summarize_old", "keep_important")
 WINDOW, THRESHOLD = 100, 50
+MAX_EXCHANGE = 1_000  # messages that a call may lie before its result
 RECENT = 10  # messages that keep_important leaves alone at the end
 _KEEP_LAST = re.compile(r"keep_last_([1-9]\d{0,8})")
 
@@ -108,26 +109,35 @@ def tail(items: Iterator[Item], strategy: Strategy) -> Item | None:
 
 def _whole_exchanges(kept: list[Item], next_one: Item, older: Iterator[Item]) -> Item | None:
     """Move the border so that no result is parted from its call: later if something is left then, else earlier."""
-    calls = {call.id for item in kept for call in item.message.tool_calls}
-    orphans = [at for at, item in enumerate(kept) if _results(item.message) - calls]
-    if not orphans:
+    newest_orphan = _newest_orphan(kept)
+    if newest_orphan is None:
         return kept[-1]
-    newest_orphan = orphans[0]
     if newest_orphan > 0:
         return kept[newest_orphan - 1]
-    wanted = {result for item in kept for result in _results(item.message)} - calls
-    first = kept[-1]
-    for item in [next_one, *_up_to(older, 1000)]:
-        first = item
-        wanted = (wanted | _results(item.message)) - {call.id for call in item.message.tool_calls}
-        if not wanted:
-            return first
+    longer = [*kept, next_one]
+    for _ in range(MAX_EXCHANGE):
+        if longer[-1].message.tool_calls and _newest_orphan(longer) is None:
+            return longer[-1]
+        item = next(older, None)
+        if item is None:
+            break
+        longer.append(item)
     return kept[-1]  # results whose calls nobody has seen
 
 
-def _up_to(items: Iterator[Item], count: int) -> Iterator[Item]:
-    for _, item in zip(range(count), items, strict=False):
-        yield item
+def _newest_orphan(newest_first: Sequence[Item]) -> int | None:
+    """The place of the newest result whose call is not among what came before it. Ids may come again in later calls."""
+    waiting: list[str] = []
+    found = None
+    for at in range(len(newest_first) - 1, -1, -1):
+        message = newest_first[at].message
+        for result in _results(message):
+            if result in waiting:
+                waiting.remove(result)
+            else:
+                found = at
+        waiting += [call.id for call in message.tool_calls]
+    return found
 
 
 def _results(message: Message) -> set[str]:
@@ -193,8 +203,7 @@ def _is_error(message: Message) -> bool:
 def _things(message: Message) -> set[str]:
     """Words of a result that name something: a number, a path, an identifier."""
     texts = [part.content for part in message.parts if isinstance(part, ToolResult)]
-    words = {word for text in texts for word in _THING.findall(text[:20_000])}
-    return {word for word in words if any(not character.isalpha() for character in word.strip("./:@#-"))}
+    return {word for text in texts for word in _words(text) if not word.isalpha()}
 
 
 def _last_mentions(items: Sequence[Item]) -> dict[str, int]:
@@ -204,8 +213,13 @@ def _last_mentions(items: Sequence[Item]) -> dict[str, int]:
         if item.message.role != "tool":
             texts = [item.message.text, *[str(call.arguments) for call in item.message.tool_calls]]
             for text in texts:
-                found |= dict.fromkeys(_THING.findall(text[:20_000]), at)
+                found |= dict.fromkeys(_words(text), at)
     return found
+
+
+def _words(text: str) -> list[str]:
+    """Words, paths and identifiers, without what a sentence puts around them."""
+    return [word.strip("./:@#-") for word in _THING.findall(text[:20_000])]
 
 
 def _with_partners(items: Sequence[Item], kept: dict[int, str]) -> dict[int, str]:

@@ -10,15 +10,16 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
-from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
+from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound, WrongKey
 from holdfast.ids import REAL, Ids
 from holdfast.log import chain
-from holdfast.log.events import Draft, Event, Row
+from holdfast.log.events import MESSAGE_TYPES, Draft, Event, Row
 from holdfast.log.ids import checked_id, is_id
 from holdfast.log.messages import Limits
-from holdfast.log.names import value_of
+from holdfast.log.names import HAS_NAMES, names_of, value_of
 from holdfast.log.view import Ranges, View, fold, view_of
 from holdfast.stores import portable
 from holdfast.stores.erasing import Burial
@@ -211,6 +212,9 @@ class Store(SessionStore, ABC):
     @abstractmethod
     def due(self, now: int, *, limit: int) -> list[Due]:
         """Sessions that the sweep should look at; of every tenant, if this store is bound to none."""
+
+    def tidy(self) -> None:
+        """After much was removed: leave nothing of it behind that this store could still clear away."""
 
     @abstractmethod
     def put_off(self, log: Log, due: int | None) -> None:
@@ -461,7 +465,77 @@ class Store(SessionStore, ABC):
     def verify(self, log: Log) -> chain.Verification:
         """Check the chain from the first ancestor's first event to the head."""
         before = self.head(log)
-        return chain.verify(log.origin, self.walk(log, 1, before.head), head=before.head, hash=before.hash)
+        named: dict[str, int] = {}
+        removed: set[str] = set()
+        rows = self._noting_blobs(self.readable(log, 1, before.head), named, removed)
+        found = chain.verify(log.origin, rows, head=before.head, hash=before.hash)
+        if found:
+            rest = self._checked_rest(log, before, {digest: named[digest] for digest in named.keys() - removed})
+            found = found if rest is None else rest
+        return found
+
+    def _checked_rest(self, log: Log, before: Head, named: dict[str, int]) -> chain.Verification | None:
+        """What the chain does not bear: attached bytes, hidden events, and what an immutable session shows."""
+
+        def bad(seq: int, reason: str) -> chain.Verification:
+            return chain.Verification(ok=False, checked=seq - 1, first_bad=seq, reason=reason)
+
+        for digest, seq in sorted(named.items(), key=lambda item: item[1]):
+            if not self._has_blob(log, digest):
+                return bad(seq, f"the bytes that event {seq} names are missing or altered")
+        beyond = self.read(log, before.head + 1, limit=1)
+        if beyond and self.head(log).head == before.head:
+            return bad(before.head + 1, f"there are events after the head, which is said to be {before.head}")
+        if view_of(before.view).immutable and self.head(log).head == before.head:
+            if self.rebuilt_view(log).to_bytes() != before.view:
+                return bad(before.head, "which messages are shown was altered: it is not what the events say")
+            shown = {name: ref for prefix in ("state/", "fact/") for name, ref in self.refs(log, prefix).items()}
+            if self.rebuilt_refs(log) != dict(sorted(shown.items())):
+                return bad(before.head, "state or facts were altered: they are not what the events say")
+        return None
+
+    def rebuilt_refs(self, log: Log) -> dict[str, int | None]:
+        """Every name of state and facts, and the event that holds it, from the first event on, using no cache."""
+        found: dict[str, int | None] = {}
+        for event in map(Event, self.walk(log)):
+            if event.type in HAS_NAMES:
+                found |= {name: ref for name, _, ref in names_of(event.seq, event.type, event.data) if "/" in name}
+        return dict(sorted(found.items()))
+
+    def readable(self, log: Log, first: int, last: int) -> Iterator[Row]:
+        """The rows of a range; one that does not open with its key comes empty, which no chain bears."""
+        while first <= last:
+            try:
+                rows = self.read(log, first, last, limit=PAGE)
+            except WrongKey:
+                rows = []
+                for seq in range(first, min(first + PAGE, last + 1)):
+                    try:
+                        rows += self.read(log, seq, seq)
+                    except WrongKey:
+                        rows.append(Row(seq, 0, "", None, 0, None, None, b""))
+            if not rows:
+                return
+            yield from rows
+            first = rows[-1].seq + 1
+
+    def _noting_blobs(self, rows: Iterable[Row], named: dict[str, int], removed: set[str]) -> Iterator[Row]:
+        """Pass rows on, and note which bytes they name: parts of messages, prompts; and which were redacted."""
+        for row in rows:
+            body, type = row.body, row.type
+            if body is not None:
+                if type == "model.called" or (type in MESSAGE_TYPES and (b'"blob":"' in body or b'"whole":"' in body)):
+                    for digest in portable.bytes_named(Event(row)):
+                        named.setdefault(digest, row.seq)
+                elif type == "event.redacted":
+                    removed.update(Event(row).data.get("blobs", ()))
+            yield row
+
+    def _has_blob(self, log: Log, digest: str) -> bool:
+        try:
+            return sha256(self.blob(log, digest)).hexdigest() == digest
+        except (CorruptLog, WrongKey):
+            return False
 
     def require(self, kind: str, id: str) -> Log:
         log = self.find(kind, id)

@@ -6,7 +6,7 @@ still where the plan saw them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,19 @@ import orjson
 
 from holdfast.errors import ImmutableSession, InvalidArgument, SessionHeld, TurnOpen
 from holdfast.log.chain import stones_digest
-from holdfast.log.events import MESSAGE_TYPES, Event
-from holdfast.log.messages import blobs_in
-from holdfast.log.names import NAMED_FIELDS
+from holdfast.log.events import Draft, Event
 from holdfast.log.tombs import tomb
-from holdfast.log.view import Ranges, View, extend, view_of
+from holdfast.log.view import TURN_ENDS, Ranges, View, extend, view_of
 from holdfast.stores.plan import Head, expiry, is_locked
+from holdfast.stores.portable import bytes_named
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
 
 LISTED = ("title", "metadata", "work_dir")  # columns of the list of sessions
+_TITLED = ("session.created", "session.changed", "session.forked", "view.restored")
+TELLING = 8  # bytes that two texts must share before one counts as taken from the other
+_COPIES = ("tool.called", "approval.requested", "tool.returned", "state.set", "fact.added", "fact.updated")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,16 +36,32 @@ class Burial:
     tombs: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)  # log -> (seq, what is left)
     blobs: dict[int, set[str]] = field(default_factory=dict)
     heads: dict[int, int] = field(default_factory=dict)  # log -> the head that this was planned at
-    columns: tuple[str, ...] = ()  # of the session's row
-    whole: bool = False  # names, idempotency keys, search index, every blob and the encryption key go as well
+    columns: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of rows in the list of sessions
+    whole: list[int] = field(default_factory=list)  # logs of which names, keys, index and every blob go as well
+    sharers: list[Log] = field(default_factory=list)  # living sessions that lose something: told in their own logs
 
-    def record(self, number: int) -> dict[str, object]:
-        """What the event that records this says of a log's tombstones: which, and a digest that vouches for them."""
-        stones = self.tombs.get(number, [])
+    def record(self, log: Log) -> dict[str, Any]:
+        """What the log of a session says of this: which events are gone, and a digest that vouches for what is left
+        of them; ancestors that are read as a part of it included."""
+        path = [number for number, _ in log.ancestry] + [log.number]
+        stones = sorted(stone for number in path for stone in self.tombs.get(number, []))
         seqs: Ranges = []
         for seq, _ in stones:
             extend(seqs, seq)
-        return {"erased": seqs, "tombs": stones_digest(stone for _, stone in stones)}
+        found: dict[str, Any] = {"erased": seqs, "tombs": stones_digest(stone for _, stone in stones)}
+        prompts = sorted(digest for number in path for digest in self.blobs.get(number, ()))
+        return found | ({"blobs": prompts} if prompts else {})
+
+
+def shared_records(log: Log, drafts: Sequence[Draft], burial: Burial) -> list[tuple[Log, Draft]]:
+    """What the other living sessions that lose something are told, in the same transaction."""
+    (draft,) = drafts
+    about = {"reason": draft.data.get("reason", ""), "by": log.id}
+    return [
+        (other, Draft(type="event.redacted", data=about | burial.record(other), actor=draft.actor))
+        for other in burial.sharers
+        if other.number != log.number
+    ]
 
 
 def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, Burial]:
@@ -61,18 +79,22 @@ def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, Burial]:
         head = store.bare_head(one.number)
         burial.heads[one.number] = head.head
         _refuse_protected(view_of(head.view), head, store.ids.now())
-        erased = [event] if one is holder else []
-        erased += _derived(store, one, event)
+        erased = [event, *_copies(store, holder, event)] if one is holder else []
+        erased += _summaries_over(store, one, seq, seq)
+        if one is not holder and event.type in _TITLED:
+            erased += _forked(store, one, burial)
         if erased:
-            burial.tombs[one.number] = sorted((each.seq, tomb(each, names=True)) for each in erased)
+            unique = {each.seq: each for each in erased}
+            burial.tombs[one.number] = [(each, tomb(unique[each], names=True)) for each in sorted(unique)]
         gone = _contexts_with(store, one, texts, seq)
         if one is holder:
             gone |= _own_blobs(store, holder, erased)
         if gone:
             burial.blobs[one.number] = gone
-    if event.type in ("session.created", "session.changed", "session.forked", "view.restored") and holder.id:
-        current = [name for name in LISTED if _holds(store, holder, name, seq)]
-        burial.columns = tuple(current)
+        if one is not holder and one.id and (erased or gone):
+            burial.sharers.append(one)
+    if event.type in _TITLED and holder.id:
+        burial.columns[holder.number] = tuple(name for name in LISTED if _holds(store, holder, name, seq))
     return holder, burial
 
 
@@ -81,16 +103,37 @@ def plan_erasure(store: Store, log: Log) -> Burial:
     head = store.head(log)
     if view_of(head.view).held:
         raise SessionHeld("erase", reason=f"event {view_of(head.view).held} says why")
-    burial = Burial(heads={log.number: head.head}, columns=LISTED, whole=True)
-    own = [Event(row) for row in store.walk(log, log.base + 1, head.head)]
-    burial.tombs[log.number] = [(event.seq, tomb(event, names=False)) for event in own]
+    burial = Burial(heads={log.number: head.head}, columns={log.number: LISTED}, whole=[log.number])
+    _bury_own(store, log, log, head.head, burial)
     for other in store.sharers(log.number):
-        burial.heads[other.number] = store.bare_head(other.number).head
-        summaries = [each for event in own for each in _summaries(store, other, event.seq)]
-        if summaries:
-            unique = {each.seq: each for each in summaries}
-            burial.tombs[other.number] = [(seq, tomb(unique[seq], names=True)) for seq in sorted(unique)]
+        theirs = store.bare_head(other.number)
+        if view_of(theirs.view).held:
+            raise SessionHeld("erase what is shared with", reason=f"its event {view_of(theirs.view).held} says why")
+        burial.heads[other.number] = theirs.head
+        reaches = [last for number, last in other.ancestry if number == log.number]
+        taken = _summaries_over(store, other, log.base + 1, max(reaches, default=0))
+        if other.parent == log.number:
+            taken += _forked(store, other, burial)
+        if taken:
+            burial.tombs[other.number] = sorted((each.seq, tomb(each, names=True)) for each in taken)
+            burial.sharers += [other] if other.id else []
+    for number, last in log.ancestry:
+        ancestor = store.log_of(number)
+        others = [other for other in store.sharers(number) if other.number != log.number]
+        if not ancestor.id and not any(_is_in_use(store, other) for other in others):
+            burial.heads[number] = store.bare_head(number).head  # deleted, and kept only for this one
+            burial.whole.append(number)
+            _bury_own(store, log, ancestor, last, burial)
     return burial
+
+
+def _bury_own(store: Store, reader: Log, holder: Log, last: int, burial: Burial) -> None:
+    rows = store.readable(reader, holder.base + 1, last)
+    burial.tombs[holder.number] = [(row.seq, tomb(Event(row), names=False)) for row in rows if row.type]
+
+
+def _is_in_use(store: Store, log: Log) -> bool:
+    return bool(log.id) and view_of(store.bare_head(log.number).view).life != "erased"
 
 
 def _reads(log: Log, number: int, seq: int) -> bool:
@@ -111,33 +154,74 @@ def _refuse_protected(view: View, head: Head, now: int) -> None:
         raise ImmutableSession("redact an event of", until=expiry(view, head.updated_at))
 
 
-def _derived(store: Store, log: Log, event: Event) -> list[Event]:
-    """Events of a log that repeat the text of another: summaries, copies of a call's arguments, kept answers."""
-    found = {each.seq: each for each in _summaries(store, log, event.seq)}
-    if event.type == "model.replied" and event.run is not None:
-        for row in store.read(
-            log, event.seq + 1, types=["tool.called", "approval.requested", "state.set", "fact.added"]
-        ):
-            each = Event(row)
-            if each.run != event.run or each.erased:
-                continue
-            calls = {part.get("id") for part in event.data.get("message", {}).get("parts", ())}
-            if each.type in ("state.set", "fact.added") or each.data.get("call_id") in calls:
-                found[each.seq] = each
-    return list(found.values())
+# -- what was made from a text -----------------------------------------------------------------------------------------
 
 
-def _summaries(store: Store, log: Log, seq: int) -> Iterator[Event]:
-    for row in store.read(log, max(seq, log.base) + 1, types=["summary.added"]):
+def _copies(store: Store, log: Log, event: Event) -> list[Event]:
+    """Events that repeat the text of another: what its turn made of it, and later versions of a fact."""
+    found: list[Event] = []
+    if event.type in ("tool.called", "approval.requested"):  # its arguments stand in the reply that asked for it
+        found += _replies_with(store, log, event)
+    if event.run is not None:
+        found += [each for each in _rest_of_turn(store, log, event) if not each.erased and _repeats(each, event)]
+    if event.type in ("fact.added", "fact.updated"):
+        rows = store.read(log, event.seq + 1, types=["fact.updated"])
+        found += [each for each in map(Event, rows) if not each.erased and each.data.get("id") == event.data.get("id")]
+    return found
+
+
+def _replies_with(store: Store, log: Log, call: Event) -> list[Event]:
+    """The reply that a call came with, and whatever else repeats what it says."""
+    for row in store.read(log, log.base + 1, call.seq - 1, types=["model.replied"], reverse=True, limit=1):
+        reply = Event(row)
+        calls = {part.get("id") for part in reply.data.get("message", {}).get("parts", ())}
+        if not reply.erased and reply.run == call.run and call.data.get("call_id") in calls:
+            return [reply, *_copies(store, log, reply)]
+    return []
+
+
+def _forked(store: Store, log: Log, burial: Burial) -> list[Event]:
+    """The first event of a fork, which has copies of its parent's title and metadata; and what its list row shows."""
+    first = [Event(row) for row in store.read(log, log.base + 1, log.base + 1)]
+    found = [each for each in first if each.type == "session.forked" and not each.erased]
+    for each in found:
+        burial.columns[log.number] = tuple(name for name in LISTED if _holds(store, log, name, each.seq))
+    return found
+
+
+def _rest_of_turn(store: Store, log: Log, event: Event) -> Iterator[Event]:
+    for row in store.walk(log, event.seq + 1):
         each = Event(row)
-        if not each.erased and any(first <= seq <= last for first, last in each.data.get("covers", ())):
+        if each.type in _COPIES:
             yield each
+        if each.run == event.run and each.type in TURN_ENDS:
+            return
+
+
+def _repeats(each: Event, source: Event) -> bool:
+    """Whether an event of the same turn holds a text of another one, or a piece of it."""
+    calls = {part.get("id") for part in source.data.get("message", {}).get("parts", ())}
+    if each.type in ("tool.called", "approval.requested") and each.data.get("call_id") in calls:
+        return True
+    theirs = [text for text in _texts(source) if len(text) >= TELLING]
+    mine = [text for text in _texts(each) if len(text) >= TELLING]
+    return any(one in two or two in one for one in mine for two in theirs)
+
+
+def _summaries_over(store: Store, log: Log, low: int, high: int) -> list[Event]:
+    """The summaries in a log that cover any event from `low` to `high`."""
+    found = []
+    for row in store.read(log, log.base + 1, types=["summary.added"]):
+        each = Event(row)
+        if not each.erased and any(first <= high and last >= low for first, last in each.data.get("covers", ())):
+            found.append(each)
+    return found
 
 
 def _texts(event: Event) -> list[bytes]:
     """The strings of a payload as they would stand inside another one."""
     found: list[bytes] = []
-    waiting: list[Any] = [event.data]
+    waiting: list[Any] = [{name: value for name, value in event.data.items() if name not in ("call_id", "name", "id")}]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
@@ -166,23 +250,15 @@ def _contexts_with(store: Store, log: Log, texts: list[bytes], seq: int) -> set[
 
 def _own_blobs(store: Store, log: Log, erased: list[Event]) -> set[str]:
     """The bytes that only these events name."""
-    wanted = {digest for event in erased for digest in _blobs_of(event)}
+    wanted = {digest for event in erased for digest in bytes_named(event)}
     if wanted:
         gone = {event.seq for event in erased}
         for row in store.walk(log, log.base + 1):
-            if row.seq not in gone and row.type in MESSAGE_TYPES and row.body is not None:
-                wanted -= set(_blobs_of(Event(row)))
+            if row.seq not in gone:
+                wanted -= set(bytes_named(Event(row)))
     return wanted
 
 
-def _blobs_of(event: Event) -> list[str]:
-    if event.type not in MESSAGE_TYPES or event.erased:
-        return []
-    data = event.data if event.type == "message.added" else event.data.get("message", {})
-    return [*blobs_in(data), *([event.data["whole"]] if "whole" in event.data else [])]
-
-
 def _holds(store: Store, log: Log, name: str, seq: int) -> bool:
-    assert name in NAMED_FIELDS
     event = store.lookup(log, name)
     return event is not None and event.seq == seq

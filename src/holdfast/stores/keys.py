@@ -35,6 +35,7 @@ class Keys:
     def __init__(self, master: MasterKey | None) -> None:
         self._vault = None if master is None else Vault(master)
         self._open: dict[int, DataKey | None] = {}
+        self._is_sealed = False  # the store is encrypted, and was opened without its key
 
     @property
     def has_master(self) -> bool:
@@ -58,6 +59,14 @@ class Keys:
                 "open it with that one (rotate_key changes it)"
             )
         return stored is None
+
+    def found(self, stored: str | None) -> None:
+        """What the store says of itself to somebody without a key: it is not written in the open by mistake."""
+        self._is_sealed = stored is not None
+
+    def refuse_plain(self) -> None:
+        if self._is_sealed:
+            raise KeyNeeded("this store is encrypted: open it with key= (HOLDFAST_KEY) to make sessions in it")
 
     def to(self, master: MasterKey) -> Rewrap:
         return Rewrap(self.vault, Vault(master))

@@ -15,7 +15,7 @@ from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.log.view import view_of
 from holdfast.stores.base import Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import Burial
+from holdfast.stores.erasing import Burial, shared_records
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import (
     Appended,
@@ -254,8 +254,15 @@ class MemoryStore(Store):
             lease = self._lease(mine)
             if burial.whole and lease is not None and lease.alive:
                 raise SessionBusy(log.id, retry_after=lease.remaining)
+            told = [
+                (self._memory.logs[other.number], request([draft], limits=self.limits))
+                for other, draft in shared_records(log, drafts, burial)
+            ]
+            others = [(kept, self._planned(kept, each)) for kept, each in told]
             batch = self._planned(mine, asked)
             self._commit_burial(mine, batch, burial)
+            for kept, one in others:
+                self._write(kept, one)
             return batch.outcome
 
     def _commit_burial(self, mine: Kept, batch: Batch, burial: Burial) -> None:
@@ -274,11 +281,13 @@ class MemoryStore(Store):
         for number, digests in burial.blobs.items():
             for digest in digests:
                 self._memory.logs[number].blobs.pop(digest, None)
-        for column in burial.columns:
-            mine.columns.pop(column, None)
-        if burial.whole:
-            mine.names, mine.once, mine.blobs, mine.words = {}, {}, {}, {}
-            mine.log = mine.log._replace(user_id=None)
+        for number, columns in burial.columns.items():
+            for column in columns:
+                self._memory.logs[number].columns.pop(column, None)
+        for number in burial.whole:
+            kept = self._memory.logs[number]
+            kept.names, kept.once, kept.blobs, kept.words = {}, {}, {}, {}
+            kept.log = kept.log._replace(user_id=None)
         self._write(mine, batch)
 
     def due(self, now: int, *, limit: int) -> list[Due]:

@@ -58,7 +58,8 @@ MAINTENANCE = frozenset(
         "view.unpruned",
     )
 )
-RETENTION_TYPES = frozenset(("retention.set", "session.held", "session.released", "session.reopened"))
+RETENTION_TYPES = frozenset(("retention.set", "session.held", "session.released", "session.reopened", "session.erased"))
+_RARE = frozenset(_ALTERING) | MAINTENANCE | RETENTION_TYPES
 SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
 MAX_PAYLOAD = 32 << 20
 
@@ -95,6 +96,7 @@ class Appended:
     epoch: int
     repeated: bool = False  # the same key had stored this before
     at: int = 0
+    retained: bool = False  # the session has a retention, which may ask for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Keep(NamedTuple):
     ttl: int | None  # microseconds after the last activity
     immutable: bool
     held: bool
+    active: int  # when the last activity was
 
 
 @dataclass(slots=True)
@@ -137,13 +140,15 @@ class Batch:
     snapshot: bytes | None = None  # of the view after this batch
     session: dict[str, Any] | None = None  # changed columns of the session's row
     keep: Keep | None = None  # what the sweep and the triggers must know, if that changed
+    active: int | None = None  # when an immutable session was last active: the triggers count from it
     claim: Claim | None = None
     release: bool = False
 
     @property
     def simple(self) -> bool:
         """Only events and names: the common case, which a store may write in one statement."""
-        return not (self.blobs or self.once or self.snapshot or self.session or self.claim or self.release or self.keep)
+        special = (self.blobs, self.once, self.snapshot, self.session, self.claim, self.release, self.keep, self.active)
+        return not any(special)
 
 
 def request(
@@ -191,11 +196,12 @@ def plan(
 ) -> Batch:
     """Decide what an append writes, or refuse it. The key was looked up already and not found."""
     epoch = before.epoch
-    if before.busy and b'"erased"' in before.view and view_of(before.view).life == "erased":
-        raise LifecycleError("write to", status="erased", legal=())
-    altering = [draft for draft in asked.drafts if draft.type in _ALTERING or draft.type == "retention.set"]
-    if altering:
-        refuse_altering(before, altering, at)
+    drafts = asked.drafts
+    if before.busy and b'"erased"' in before.view:
+        _refuse_erased(before, drafts)
+    rare = [draft for draft in drafts if draft.type in _RARE]
+    if rare:
+        refuse_altering(before, rare, at)
     if asked.epoch is not None and asked.epoch != epoch:
         raise StaleEpoch(session_id, epoch=asked.epoch, current=epoch)
     if asked.claim is not None:
@@ -204,7 +210,6 @@ def plan(
         epoch += 1
     if asked.expected is not None and asked.expected != before.head:
         raise Conflict(session_id, expected=asked.expected, head=before.head)
-    drafts = asked.drafts
     rows = chain.seal(
         drafts,
         asked.encoded,
@@ -235,8 +240,8 @@ def plan(
         for draft, row in zip(drafts, rows, strict=True):
             folded.apply(row.seq, draft.type, draft.run, draft.data)
         view, busy = folded.to_bytes(), folded.turn is not None or folded.life == "erased"
-        if any(draft.type in RETENTION_TYPES for draft in drafts):
-            keep = keep_of(folded)
+        if any(draft.type in RETENTION_TYPES for draft in rare):
+            keep = keep_of(folded, before.updated_at)
         marks += sum(marked)
         if marks >= SNAPSHOT_EVERY:
             marks, snapshot = 0, view
@@ -251,9 +256,10 @@ def plan(
         view=view,
         busy=busy,
         marks=marks,
-        updated_at=at if any(draft.type not in MAINTENANCE for draft in drafts) else before.updated_at,
+        updated_at=at if len(drafts) > sum(draft.type in MAINTENANCE for draft in rare) else before.updated_at,
     )
-    outcome = Appended(first=before.head + 1, last=head.head, epoch=epoch, at=at)
+    retained = b'"retention":' in view
+    outcome = Appended(first=before.head + 1, last=head.head, epoch=epoch, at=at, retained=retained)
     once = None
     if asked.once is not None:
         once = (asked.once, Once(digest=asked.digest, first=outcome.first, last=outcome.last))
@@ -269,13 +275,20 @@ def plan(
         snapshot=snapshot,
         session=session or None,
         keep=keep,
+        active=head.updated_at if b'"immutable":true' in view else None,
         claim=asked.claim,
         release=asked.release,
     )
 
 
-def keep_of(view: View) -> Keep:
-    return Keep(ttl=view.ttl, immutable=view.immutable, held=bool(view.held))
+def _refuse_erased(before: Head, drafts: Sequence[Draft]) -> None:
+    """Nothing is added to what is left of an erased session; only an import says where it came from."""
+    if view_of(before.view).life == "erased" and any(draft.type != "session.imported" for draft in drafts):
+        raise LifecycleError("write to", status="erased", legal=())
+
+
+def keep_of(view: View, active: int) -> Keep:
+    return Keep(ttl=view.ttl, immutable=view.immutable, held=bool(view.held), active=active)
 
 
 def expiry(view: View, updated_at: int) -> int | None:
@@ -298,8 +311,10 @@ def refuse_altering(before: Head, drafts: Sequence[Draft], now: int) -> None:
             raise SessionHeld("redact an event of", reason=f"event {view.held} says why")
         if not locked or (draft.type == "view.compacted" and draft.run is not None):
             continue
-        if draft.type != "retention.set":
+        if draft.type in _ALTERING:
             raise ImmutableSession(_ALTERING[draft.type], until=until)
+        if draft.type != "retention.set":
+            continue
         ttl = draft.data.get("ttl_days")
         shorter = ttl is not None and (view.ttl is None or microseconds(ttl) < view.ttl)
         if shorter or not draft.data.get("immutable"):

@@ -13,7 +13,7 @@ from holdfast.errors import Conflict, InvalidArgument, SchemaTooNew, SessionExis
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, SALT, Draft, Event, Row, message_data, to_datetime
 from holdfast.log.ids import checked_name, checked_owner
-from holdfast.log.messages import Limits, Message, blobs_in, from_data
+from holdfast.log.messages import Limits, Message, ToolResult, blobs_in, from_data
 from holdfast.log.view import MOVES, cut, view_of
 
 if TYPE_CHECKING:
@@ -40,10 +40,19 @@ def message_of(store: Store, log: Log, row: Row) -> Message:
         event = Event(row)
         data, author = message_data(event), event.author
     if not data:
-        return Message("user", ["[erased]"], created_at=to_datetime(row.at), seq=row.seq)
+        return _erased(Event(row))
     return from_data(
         data, lambda digest: store.blob(log, digest), author=author, created_at=to_datetime(row.at), seq=row.seq
     )
+
+
+def _erased(event: Event) -> Message:
+    """What is shown of a message whose text is gone: who spoke, and which call it answered."""
+    role, call_id = event.data.get("role", "user"), event.data.get("call_id")
+    parts: list[Any] = ["[erased]"]
+    if role == "tool":
+        role, parts = ("tool", [ToolResult(call_id=call_id, content="[erased]")]) if call_id else ("user", parts)
+    return Message(role, parts, author=event.author, created_at=to_datetime(event.at), seq=event.seq)
 
 
 def messages_of(
@@ -210,10 +219,26 @@ def _overwrite(store: Store, log: Log, document: dict[str, Any]) -> None:
     store.append(log, drafts, expected=expected)
 
 
+def bytes_named(event: Event) -> list[str]:
+    """The blobs that an event names: parts of its message, a tool's result that was too long for one, a prompt."""
+    if event.erased:
+        return []
+    if event.type == "model.called":
+        return [event.data["context"]]
+    if event.type not in MESSAGE_TYPES:
+        return []
+    whole = event.data.get("whole")
+    return [*blobs_in(message_data(event)), *([] if whole is None else [whole])]
+
+
 def blob_names(rows: Iterable[Row]) -> list[str]:
-    """The blobs that the messages among the rows name, each once."""
+    """The blobs that the rows name, each once."""
     found: dict[str, None] = {}
     for row in rows:
-        if row.type in MESSAGE_TYPES and row.body is not None:
-            found |= dict.fromkeys(blobs_in(message_data(Event(row))))
+        found |= dict.fromkeys(bytes_named(Event(row)))
     return list(found)
+
+
+def blobs_removed(rows: Iterable[Row]) -> set[str]:
+    """The blobs that redactions among the rows took away, as they say themselves."""
+    return {digest for row in rows if row.type == "event.redacted" for digest in Event(row).data.get("blobs", ())}

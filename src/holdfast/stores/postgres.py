@@ -24,7 +24,7 @@ from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import Burial
+from holdfast.stores.erasing import Burial, shared_records
 from holdfast.stores.keys import (
     Keys,
     blob_name,
@@ -168,8 +168,10 @@ PURGE = (
     "DELETE FROM holdfast.keeping WHERE log = %s",
     "DELETE FROM holdfast.logs WHERE log = %s",
 )
-SET_KEEP = """INSERT INTO holdfast.keeping(log, ttl, immutable, held, due) VALUES(%s,%s,%s,%s,0)
-    ON CONFLICT(log) DO UPDATE SET ttl = excluded.ttl, immutable = excluded.immutable, held = excluded.held, due = 0"""
+SET_KEEP = """INSERT INTO holdfast.keeping AS k (log, ttl, immutable, held, active, due) VALUES(%s,%s,%s,%s,%s,0)
+    ON CONFLICT(log) DO UPDATE SET ttl = excluded.ttl, immutable = excluded.immutable, held = excluded.held,
+    active = greatest(k.active, excluded.active), due = 0"""
+SET_ACTIVE = "UPDATE holdfast.keeping SET active = greatest(active, %s) WHERE log = %s"
 DUE = (
     LOG.replace("SELECT", "SELECT l.tenant,", 1)
     + """ JOIN holdfast.keeping k ON k.log = l.log
@@ -180,7 +182,8 @@ BURY = "UPDATE holdfast.events SET body = NULL, tomb = %s WHERE log = %s AND seq
 BURY_WORDS = "DELETE FROM holdfast.words WHERE log = %s AND seq = %s"
 BURY_ONCE = "UPDATE holdfast.once SET digest = ''::bytea WHERE log = %s AND first <= %s AND last >= %s"
 DROP_BLOB = "DELETE FROM holdfast.blobs WHERE log = %s AND digest = %s"
-ADD_ERASURE = "INSERT INTO holdfast.erasures VALUES(%s,%s) ON CONFLICT DO NOTHING"
+ADD_ERASURE = "INSERT INTO holdfast.erasures VALUES(%s,%s,true) ON CONFLICT DO NOTHING"
+CLOSE_ERASURE = "UPDATE holdfast.erasures SET open = false WHERE log = %s AND open"
 FORGET_OWNER = """UPDATE holdfast.sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL
     WHERE log = %s"""
 ERASE_WHOLE = (
@@ -269,12 +272,14 @@ class PostgresStore(Store):
         self._keys = Keys(key)
         self.server = PostgresServer(dsn, connections=connections, patience=patience, ids=REAL)
         self._heads = _Heads(self.server)
-        if key is not None:
-            try:
+        try:
+            if key is not None:
                 self.server.transaction(self._take_on_master)
-            except BaseException:
-                self.server.close()
-                raise
+            else:
+                self._keys.found((self.server.fetch_one(MASTER) or (None,))[0])
+        except BaseException:
+            self.server.close()
+            raise
 
     def __repr__(self) -> str:
         return "PostgresStore(…)"  # the connection string may hold a password
@@ -450,6 +455,8 @@ class PostgresStore(Store):
             db.execute(ADD_ONCE, (*values, batch.outcome.at))
         if batch.keep is not None:
             db.execute(SET_KEEP, (number, *batch.keep))
+        if batch.active is not None:
+            db.execute(SET_ACTIVE, (batch.active, number))
         if batch.snapshot is not None:
             db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -534,6 +541,7 @@ class PostgresStore(Store):
             changed |= batch.session or {}
         values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
         key = None
+        self._keys.refuse_plain()
         if self._keys.has_master:
             self._check_master(db)  # another process may have changed it
             wrapped, key = self._keys.new(log.uid)
@@ -595,6 +603,8 @@ class PostgresStore(Store):
     def bury(self, log: Log, drafts: Sequence[Draft], burial: Burial) -> Appended:
         asked, moment = request(drafts, limits=self.limits), _Moment(self.ids)
         sealed: list[Batch] = []
+        others = [(other, request([told], limits=self.limits)) for other, told in shared_records(log, drafts, burial)]
+        moments = {other.number: _Moment(self.ids) for other, _ in others}
 
         def job(db: Connection) -> tuple[Appended, Head]:
             heads = {number: _head(db, LOCK_BARE_HEAD, number) for number in sorted(burial.heads)}
@@ -610,19 +620,25 @@ class PostgresStore(Store):
                 lease = _lease(db, log.number)
                 if lease is not None and lease.alive:
                     raise SessionBusy(log.id, retry_after=lease.remaining)
-                db.execute(ADD_ERASURE, (log.number, moment.at))
+                for number in burial.tombs:
+                    db.execute(ADD_ERASURE, (number, moment.at))
             for number, stones in burial.tombs.items():
                 self._bury_rows(db, number, stones)
             for number, digests in burial.blobs.items():
                 for digest in digests:
                     db.execute(DROP_BLOB, (number, blob_name(self._key(number, db), digest)))
             crashpoint("inside burial")
-            if burial.whole:
-                self._erase_rest(db, log)
-            else:
-                for column in burial.columns:
-                    db.execute(SET_SESSION[column], (None, log.number))
-            return self._append(db, log.number, log.id, asked, moment, sealed)
+            for number in burial.whole:
+                self._erase_rest(db, number)
+            for number, columns in burial.columns.items():
+                for column in columns:
+                    db.execute(SET_SESSION[column], (None, number))
+            for other, told in others:
+                self._append(db, other.number, other.id, told, moments[other.number], [])
+            done = self._append(db, log.number, log.id, asked, moment, sealed)
+            for number in burial.tombs if burial.whole else ():
+                db.execute(CLOSE_ERASURE, (number,))
+            return done
 
         with self._heads.lock(log.number):
             try:
@@ -631,7 +647,8 @@ class PostgresStore(Store):
                 self._keys.forget()
                 raise
             finally:
-                self._heads.forget(log.number)
+                for number in burial.heads:
+                    self._heads.forget(number)
         return outcome
 
     def _bury_rows(self, db: Connection, number: int, stones: list[tuple[int, bytes]]) -> None:
@@ -642,21 +659,22 @@ class PostgresStore(Store):
                 db.execute(BURY_WORDS, (number, seq))
                 db.execute(BURY_ONCE, (number, seq, seq))
 
-    def _erase_rest(self, db: Connection, log: Log) -> None:
+    def _erase_rest(self, db: Connection, number: int) -> None:
         """What a log has beside its events; and its key, so that old copies keep nothing readable either."""
         for statement in ERASE_WHOLE:
-            db.execute(statement, (log.number,))
-        db.execute(FORGET_OWNER, (log.number,))
-        if log.key is None:
+            db.execute(statement, (number,))
+        db.execute(FORGET_OWNER, (number,))
+        uid, wrapped = db.execute(KEY, (number,)).fetchone() or ("", None)
+        if wrapped is None:
             return
-        rows = [Row(*row) for row in db.execute(ALL_TOMBS, (log.number,)).fetchall()]
-        old = self._key(log.number, db)
-        wrapped, key = self._keys.new(log.uid)
+        rows = [Row(*row) for row in db.execute(ALL_TOMBS, (number,)).fetchall()]
+        old = self._key(number, db)
+        wrapped, key = self._keys.new(uid)
         for row in rows:  # what is left of them was sealed with the old key
-            plain = opened_tomb(old, log.number, row.seq, row.tomb)
-            db.execute(BURY, (sealed_tomb(key, log.number, row.seq, plain or b""), log.number, row.seq))
-        db.execute(SET_KEY, (wrapped, log.number))
-        self._keys.put(log.number, key)
+            plain = opened_tomb(old, number, row.seq, row.tomb)
+            db.execute(BURY, (sealed_tomb(key, number, row.seq, plain or b""), number, row.seq))
+        db.execute(SET_KEY, (wrapped, number))
+        self._keys.put(number, key)
 
     def due(self, now: int, *, limit: int) -> list[Due]:
         rows = self.server.fetch(DUE, (now, self.tenant, self.tenant, limit))

@@ -155,6 +155,6 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
             blobs=blobs if start == 0 else {},
             snapshot=after.view,
             session=session or None,
-            keep=keep_of(view) if any(row.type in RETENTION_TYPES for row in page) else None,
+            keep=keep_of(view, head.updated_at) if any(row.type in RETENTION_TYPES for row in page) else None,
         )
         head = after

@@ -13,7 +13,7 @@ from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.base import Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import Burial
+from holdfast.stores.erasing import Burial, shared_records
 from holdfast.stores.keys import (
     Keys,
     blob_name,
@@ -101,6 +101,11 @@ NAME = """SELECT n.ref, e.event & 4294967295, e.at, e.type, e.header, e.tokens, 
     WHERE n.log = ? AND n.name = ? AND n.seq <= ? ORDER BY n.seq DESC LIMIT 1"""
 NAMES = "SELECT name, ref, max(seq) FROM names WHERE log = ? AND name >= ? AND name < ? AND seq <= ? GROUP BY name"
 SNAPSHOT = "SELECT seq, view FROM snapshots WHERE log = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
+# Against INSERT OR REPLACE, which fires no other trigger. Made with the first immutable session, because every insert
+# pays for it.
+GUARD_REPLACE = """CREATE TRIGGER IF NOT EXISTS events_replace BEFORE INSERT ON events
+    WHEN EXISTS (SELECT 1 FROM locked WHERE log = NEW.event >> 32)
+    BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable') FROM events WHERE event = NEW.event; END"""
 ALL_TOMBS = SCAN + " AND tomb IS NOT NULL"
 BLOB = "SELECT data FROM blobs WHERE log = ? AND digest = ?"
 TAKEN = "SELECT 1 FROM logs WHERE tenant = ? AND kind = ? AND id = ?"
@@ -124,8 +129,10 @@ PURGE = (
     "DELETE FROM keeping WHERE log = ?",
     "DELETE FROM logs WHERE log = ?",
 )
-SET_KEEP = """INSERT INTO keeping(log, ttl, immutable, held, due) VALUES(?,?,?,?,0)
-    ON CONFLICT(log) DO UPDATE SET ttl = excluded.ttl, immutable = excluded.immutable, held = excluded.held, due = 0"""
+SET_KEEP = """INSERT INTO keeping(log, ttl, immutable, held, active, due) VALUES(?,?,?,?,?,0)
+    ON CONFLICT(log) DO UPDATE SET ttl = excluded.ttl, immutable = excluded.immutable, held = excluded.held,
+    active = max(active, excluded.active), due = 0"""
+SET_ACTIVE = "UPDATE keeping SET active = max(active, ?) WHERE log = ?"
 DUE = (
     LOG.replace("SELECT", "SELECT l.tenant,", 1)
     + """ JOIN keeping k ON k.log = l.log
@@ -135,7 +142,8 @@ PUT_OFF = "UPDATE keeping SET due = ? WHERE log = ?"
 BURY = "UPDATE events SET body = NULL, tomb = ? WHERE event = ?"
 BURY_ONCE = "UPDATE once SET digest = x'' WHERE log = ? AND first <= ? AND last >= ?"
 DROP_BLOB = "DELETE FROM blobs WHERE log = ? AND digest = ?"
-ADD_ERASURE = "INSERT OR IGNORE INTO erasures VALUES(?,?)"
+ADD_ERASURE = "INSERT OR IGNORE INTO erasures VALUES(?,?,1)"
+CLOSE_ERASURE = "UPDATE erasures SET open = 0 WHERE log = ? AND open = 1"
 FORGET_OWNER = "UPDATE sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL WHERE log = ?"
 ERASE_WHOLE = (
     "DELETE FROM names WHERE log = ?",
@@ -173,12 +181,14 @@ class SQLiteStore(Store):
         super().__init__(ids=ids, limits=limits, tenant=tenant)
         self._keys = Keys(key)
         self.file = SQLiteFile(path, synchronous=synchronous, busy_seconds=busy_seconds, vfs=vfs)
-        if key is not None:
-            try:
+        try:
+            if key is not None:
                 self.file.write(self._check_master)
-            except BaseException:
-                self.file.close()
-                raise
+            else:
+                self._keys.found(self.file.read(lambda db: (one(db, MASTER) or (None,))[0]))
+        except BaseException:
+            self.file.close()
+            raise
 
     def __repr__(self) -> str:
         return f"SQLiteStore({self.file.path!r})"
@@ -242,6 +252,9 @@ class SQLiteStore(Store):
         except BaseException:
             self._keys.forget()
             raise
+
+    def tidy(self) -> None:
+        self._forget_old_pages()
 
     def _forget_old_pages(self) -> None:
         """Leave nothing of what was removed in the write-ahead log; freed pages are overwritten as they are freed."""
@@ -327,6 +340,10 @@ class SQLiteStore(Store):
             db.execute(ADD_ONCE, (*values, batch.outcome.at))
         if batch.keep is not None:
             db.execute(SET_KEEP, (number, *batch.keep))
+            if batch.keep.immutable:
+                db.execute(GUARD_REPLACE)
+        if batch.active is not None:
+            db.execute(SET_ACTIVE, (batch.active, number))
         if batch.snapshot is not None:
             db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -395,6 +412,7 @@ class SQLiteStore(Store):
             changed |= batch.session or {}
         values = (log.uid, log.origin, self.tenant, log.kind, log.id, log.base, ancestry_bytes(log.ancestry))
         key = None
+        self._keys.refuse_plain()
         if self._keys.has_master:
             self._check_master(db)  # another process may have changed it
             wrapped, key = self._keys.new(log.uid)
@@ -434,6 +452,7 @@ class SQLiteStore(Store):
 
     def bury(self, log: Log, drafts: Sequence[Draft], burial: Burial) -> Appended:
         asked = request(drafts, limits=self.limits)
+        others = [(other, request([told], limits=self.limits)) for other, told in shared_records(log, drafts, burial)]
 
         def job(db: Connection) -> Appended:
             for number, planned in burial.heads.items():
@@ -444,19 +463,24 @@ class SQLiteStore(Store):
                 lease = self._lease(db, log.number)
                 if lease is not None and lease.alive:
                     raise SessionBusy(log.id, retry_after=lease.remaining)
-                db.execute(ADD_ERASURE, (log.number, self.ids.now()))
+                now = self.ids.now()
+                db.executemany(ADD_ERASURE, [(number, now) for number in burial.tombs])
             for number, stones in burial.tombs.items():
                 self._bury_rows(db, number, stones)
             for number, digests in burial.blobs.items():
                 key = self._key(db, number)
                 db.executemany(DROP_BLOB, [(number, blob_name(key, digest)) for digest in digests])
             crashpoint("inside burial")
-            if burial.whole:
-                self._erase_rest(db, log)
-            else:
-                for column in burial.columns:
-                    db.execute(SET_SESSION[column], (None, log.number))
-            return self._append(db, log.number, log.id, asked)
+            for number in burial.whole:
+                self._erase_rest(db, number)
+            for number, columns in burial.columns.items():
+                for column in columns:
+                    db.execute(SET_SESSION[column], (None, number))
+            for other, told in others:
+                self._append(db, other.number, other.id, told)
+            outcome = self._append(db, log.number, log.id, asked)
+            db.executemany(CLOSE_ERASURE, [(number,) for number in burial.tombs if burial.whole])
+            return outcome
 
         outcome = self._write_keys(job)
         self._forget_old_pages()
@@ -468,23 +492,21 @@ class SQLiteStore(Store):
         db.executemany(FORGET_WORDS, [(shifted | seq, shifted | seq) for seq, _ in stones])
         db.executemany(BURY_ONCE, [(number, seq, seq) for seq, _ in stones])
 
-    def _erase_rest(self, db: Connection, log: Log) -> None:
+    def _erase_rest(self, db: Connection, number: int) -> None:
         """What a log has beside its events; and its key, so that copies of the file keep nothing readable either."""
         for statement in ERASE_WHOLE:
-            db.execute(statement, (log.number,))
-        db.execute(FORGET_OWNER, (log.number,))
-        if log.key is not None:
-            self._replace_key(db, log)
-
-    def _replace_key(self, db: Connection, log: Log) -> None:
-        stones = [(Row(*row).seq, Row(*row).tomb) for row in many(db, ALL_TOMBS, _bounds(log.number))]
-        old = self._key(db, log.number)
-        wrapped, key = self._keys.new(log.uid)
-        for seq, stone in stones:  # what is left of them was sealed with the old key
-            plain = opened_tomb(old, log.number, seq, stone)
-            db.execute(BURY, (sealed_tomb(key, log.number, seq, plain or b""), log.number << SHIFT | seq))
-        db.execute(SET_KEY, (wrapped, log.number))
-        self._keys.put(log.number, key)
+            db.execute(statement, (number,))
+        db.execute(FORGET_OWNER, (number,))
+        uid, wrapped = one(db, KEY, (number,)) or ("", None)
+        if wrapped is None:
+            return
+        old = self._key(db, number)
+        wrapped, key = self._keys.new(uid)
+        for row in [Row(*columns) for columns in many(db, ALL_TOMBS, _bounds(number))]:
+            plain = opened_tomb(old, number, row.seq, row.tomb)  # what is left of it was sealed with the old key
+            db.execute(BURY, (sealed_tomb(key, number, row.seq, plain or b""), number << SHIFT | row.seq))
+        db.execute(SET_KEY, (wrapped, number))
+        self._keys.put(number, key)
 
     def due(self, now: int, *, limit: int) -> list[Due]:
         rows = self.file.read(lambda db: many(db, DUE, (now, self.tenant, self.tenant, limit)))

@@ -308,7 +308,7 @@ class StoreContract:
         store.append(log, [note("a secret"), note("no secret")], once="key")
         holder, burial = plan_redaction(store, log, 2)
         store.append(log, [note("meanwhile")])
-        record = [Draft(type="event.redacted", data={"seq": 2, "reason": "r", **burial.record(holder.number)})]
+        record = [Draft(type="event.redacted", data={"seq": 2, "reason": "r", **burial.record(holder)})]
         with pytest.raises(Conflict):
             store.bury(holder, record, burial)  # planned before the last append
         assert texts(store.walk(log)) == ["a secret", "no secret", "meanwhile"]
@@ -326,7 +326,7 @@ class StoreContract:
     def test_erasing_a_log_leaves_only_its_chain(self, store: Store, log: Log) -> None:
         store.append(log, [note("a secret"), Draft(type="state.set", data={"name": "n", "value": "a secret"})])
         burial = plan_erasure(store, log)
-        record = {"reason": "r", **burial.record(log.number)}
+        record = {"reason": "r", **burial.record(log)}
         store.bury(log, [Draft(type="session.erased", data=record, actor="me")], burial)
         assert all(row.body is None for row in store.walk(log, 1, 3))
         assert store.values(log, "state/") == {}

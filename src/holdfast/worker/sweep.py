@@ -32,8 +32,8 @@ from holdfast.stores.plan import Head
 from holdfast.stores.renewal import Renewal
 
 BATCH = 200
-GROUP = 10  # sessions between two pauses, so that turns get their word in
-PAUSE = 0.002
+REST = 2.0  # times what an act took
+LONGEST_PAUSE = 0.1
 KIND, ID = "sweep", "sweep"
 NEXT_LOOK = 60_000_000  # microseconds, after something was in the way
 
@@ -99,6 +99,8 @@ def sweep(
                     on_batch(report)
         finally:
             sweeper.end()
+    if report.purged:
+        store.tidy()
     return report
 
 
@@ -144,12 +146,13 @@ class _Sweeper:
             self.store.append(self.log, [Draft(type="sweep.planned", data={"purge": purges})], epoch=self.epoch)
         crashpoint("sweep planned")
         before = len(report.sessions)
-        for at, (each, head, verdict) in enumerate(judged):
+        for each, head, verdict in judged:
             self.renewal.check()
+            began = self.store.ids.elapsed()
             report.sessions.append(self._act(each, head, verdict))
             crashpoint("swept one")
-            if at % GROUP == GROUP - 1:
-                self.store.ids.sleep(PAUSE)
+            # Turns get their word in: of every stretch of time the sweep writes for a third at most.
+            self.store.ids.sleep(min(LONGEST_PAUSE, REST * (self.store.ids.elapsed() - began)))
         done = report.sessions[before:]
         acts = {act: sum(each.act == act for each in done) for act in ("archived", "purged", "kept")}
         if acts["archived"] or acts["purged"]:
@@ -207,15 +210,15 @@ def _judged(store: Store, log: Log, now: int) -> tuple[Head, Verdict] | None:
     try:
         head = store.head(log)
         lease = store.lease(log)
-        retention = store.value(log, "retention", at=head.head)
+        view = view_of(head.view)
+        retention = store.event(log, view.retention).data if view.retention else {}
     except SessionNotFound:
         return None
-    view = view_of(head.view)
     standing = Standing(
         now=now,
         last_activity=head.updated_at,
-        retention=Retention.of(retention or {}),
-        archived=view.life == "archived",
+        retention=Retention.of(retention),
+        archived=view.life in ("archived", "erased"),
         held=bool(view.held),
         running=lease is not None and lease.alive,
         unsettled=view.unsettled,
