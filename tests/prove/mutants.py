@@ -56,7 +56,7 @@ MUTANTS = (
     mutant("no fence", "game", ("stores.plan", "asked.epoch is not None and asked.epoch != epoch", "False")),
     mutant("no head check", "game", ("stores.plan", "is not None and asked.expected != before.head", "is ...")),
     mutant("no key check", "game", ("stores.sqlite", "if asked.once is not None:", "if False:")),
-    mutant("a key taken for other content", "game", ("stores.plan", "found.digest != asked.digest", "False")),
+    mutant("a key taken for other content", "game", ("stores.plan", "if not same:", "if False:")),
     mutant("a lease that anybody may take", "game", ("stores.plan", "lease is not None and lease.alive", "False")),
     mutant(
         "acknowledged before COMMIT",
@@ -117,7 +117,7 @@ MUTANTS = (
     mutant(
         "late appends raise the dead",
         "families",
-        ("stores.sqlite", ' WHERE log = ? AND id IS NOT NULL"\nMOVE', ' WHERE log = ?"\nMOVE'),
+        ("stores.sqlite", ' WHERE log = ? AND id IS NOT NULL"\nBARE', ' WHERE log = ?"\nBARE'),
     ),
     mutant("cleared messages come back", "game", ("log.view", "turn.mixed = True\n        elif", "pass\n        elif")),
     mutant(

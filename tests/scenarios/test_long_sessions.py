@@ -7,16 +7,18 @@ import itertools
 import random
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast import Agent, LanguageModel, Message, Session, ToolContext, aio, tool
+from holdfast import Agent, LanguageModel, Message, Session, ToolContext, Usage, aio, tool
 from holdfast.errors import AgentError, ContextTooLong, InvalidArgument, TurnOpen
 from holdfast.log.messages import ToolCall, ToolResult
-from holdfast.models.base import ModelRequest
+from holdfast.models.base import Done, ModelEvent, ModelRequest
+from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.base import Store
 from holdfast.testing import call, error
 from holdfast.testing.contract import together
@@ -781,16 +783,17 @@ def test_there_is_nothing_to_summarize_below_the_threshold(store: Store, do: Do)
     assert (again.removed, session.head, len(seen)) == (0, head, 1)
 
 
-def test_a_summary_does_not_grow_with_every_message(store: Store) -> None:
-    session = long_talk(store, 10)
-    sizes = []
-    for number in range(11, 171):
-        session.add_message(Message.user(f"message {number}"))
-        session.prune("summarize_old", threshold=10)
+def test_a_log_that_is_summarized_as_it_grows_grows_evenly(store: Store) -> None:
+    kept = {"auto_prune": True, "prune_strategy": "summarize_old", "max_messages": 10}
+    session = Session(store=store, retention=kept)
+    stored = []
+    for number in range(1, 301):
+        session.add_message(Message.user(f"message {number} " + "m" * 40))
         assert len(session) <= 11
-        if number in (90, 170):
-            sizes.append(len(session.messages[0].text))
-    assert sizes[1] < 1.5 * sizes[0]
+        if number % 100 == 0:
+            stored.append(sum(len(row.body or b"") for row in store.walk(session._log, 1, session.head)))
+            assert len(session.messages[0].text) < 20_000
+    assert stored[2] - stored[1] < 1.5 * (stored[1] - stored[0])
 
 
 # -- a prompt always fits ----------------------------------------------------------------------------------------------
@@ -840,6 +843,39 @@ def test_a_turn_with_many_long_results_fits(store: Store, ask: Ask) -> None:
     assert "left out of the prompt" in results[0]
     assert results[-1].startswith("page 11: word")
     assert [message.text.startswith("page") for message in session.messages if message.role == "tool"] == [True] * 12
+
+
+class Strict(ScriptedModel):
+    """A provider that counts three times as many tokens as we do, and takes none beyond its window."""
+
+    context_window = WINDOW
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: "answer " + "a" * 300)
+
+    def _counted(self, request: ModelRequest) -> int:
+        tokens = 3 * size_of(request)
+        if tokens > self.context_window:
+            raise ContextTooLong("too long", provider="scripted")
+        return tokens
+
+    def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
+        tokens = self._counted(request)
+        for event in super().stream(request):
+            yield replace(event, usage=Usage(input_tokens=tokens)) if isinstance(event, Done) else event
+
+    async def stream_async(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        for event in self.stream(request):
+            yield event
+
+
+def test_prompts_fit_a_provider_that_counts_otherwise(store: Store, ask: Ask) -> None:
+    model = Strict()
+    session = Agent(model=model).session(store=store)
+    for number in range(15):
+        assert ask(session, f"question {number} " + "q" * 200).text.startswith("answer")
+    assert len(model.requests) == 15  # it learned how the provider counts before it came to a refusal
+    assert len(model.requests[-1].messages) > 1
 
 
 def summarizer(window: int = WINDOW, **options: Any) -> tuple[Agent, list[ModelRequest], list[ModelRequest]]:
@@ -1139,6 +1175,17 @@ def test_facts_have_a_budget_of_their_own_in_the_prompt(store: Store, ask: Ask) 
     assert "older ones are left out" in known
     assert len(known) < 10_000
     assert len(session.facts.all()) == 200
+
+
+def test_facts_leave_room_in_a_small_window(store: Store, ask: Ask) -> None:
+    agent, seen = listening("fine", window=WINDOW)
+    session = agent.session(store=store, messages=numbered(5))
+    for number in range(100):
+        session.facts.add(f"fact {number} " + "f" * 100)
+    ask(session, "and?")
+    assert size_of(seen[0]) <= 0.8 * WINDOW
+    assert "fact 99" in seen[0].system_texts[0]
+    assert texts(seen[0].messages) == [*texts(numbered(5)), "and?"]
 
 
 def test_a_model_can_remember(store: Store, ask: Ask) -> None:

@@ -15,6 +15,7 @@ from hashlib import sha256
 
 import orjson
 
+from holdfast.errors import AgentError
 from holdfast.log import codec
 from holdfast.log.events import COMMITMENT, MESSAGE_TYPES, SALT, VERSIONS, Draft, Event, Row, unpack_header
 
@@ -117,12 +118,12 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
             rest = _PLAIN if header is None else unpack_header(header)
             top = dumps([seq, row.at, row.type, *rest])
             expected = sha256(previous + top + promise).digest()
-        except (ValueError, TypeError):
+            if row.type in MESSAGE_TYPES:
+                tokens += (len(body) - SALT) // 4 + 1 if body is not None else Event(row).data.get("tokens", 0)
+        except (ValueError, TypeError, AttributeError, AgentError):
             return _bad(seq, f"event {seq} was altered")
         if expected != row.hash:
             return _bad(seq, f"event {seq} was altered")
-        if row.type in MESSAGE_TYPES:
-            tokens += (len(body) - SALT) // 4 + 1 if body is not None else Event(row).data.get("tokens", 0)
         if row.tokens != tokens:
             return _bad(seq, f"the token count of event {seq} was altered")
         previous = expected

@@ -190,7 +190,8 @@ def _summarize(store: Store, log: Log, found: Cut, drop: Ranges, model: Model | 
         done = _asked(model, digest.INSTRUCTIONS, digest.transcript(fresh, _room(model)))
         if done is not None and done.message.text.strip():
             text, usage, by = done.message.text.strip(), _used(done), f"{done.provider}:{done.model}"
-    sections = digest.bounded([*sections, digest.section(covers, len(fresh), text)], room or digest.MAX_SECTIONS)
+    new = digest.section(covers, len(fresh), text, by_model=by is not None)
+    sections = digest.added(sections, new, room)
     message, _ = Message.user(digest.rendered(sections), metadata={"summary": True}).to_data(store.limits)
     found.summary = {
         "message": message,

@@ -12,7 +12,8 @@ from typing import Any
 from holdfast.log.messages import Message, ToolCall, ToolResult
 from holdfast.policy.pruning import Item
 
-MAX_SECTIONS = 6_000  # bytes of sections; beyond it the oldest ones lose their text
+MAX_BY_MODEL, MAX_BY_RULES = 8_000, 2_000  # bytes of sections; beyond it the oldest ones lose their text
+SHORT_SECTION = 1_000
 LINE = 160  # characters of a message in a digest
 
 INSTRUCTIONS = (
@@ -23,24 +24,28 @@ INSTRUCTIONS = (
 )
 
 
-def section(covers: Sequence[Sequence[int]], count: int, text: str) -> dict[str, Any]:
-    return {"covers": [list(pair) for pair in covers], "count": count, "text": text}
+def section(covers: Sequence[Sequence[int]], count: int, text: str, *, by_model: bool) -> dict[str, Any]:
+    return {"covers": [list(pair) for pair in covers], "count": count, "text": text, "by_model": by_model}
 
 
-def bounded(sections: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
-    """The sections within their room: the oldest give up their text first, and become one that only says what it
-    covers."""
-    kept = list(sections)
+def added(sections: Sequence[dict[str, Any]], new: dict[str, Any], room: int | None = None) -> list[dict[str, Any]]:
+    """The sections with a new one, within their room: the oldest give up their text first, and become one that only
+    says what it covers. Short sections made by rules are put together, word for word."""
+    kept = [*sections, new]
+    by_rules = len(kept) > 1 and bool(kept[-2]["text"]) and not (kept[-2]["by_model"] or new["by_model"])
+    if by_rules and len(kept[-2]["text"]) + len(new["text"]) < SHORT_SECTION:
+        kept[-2:] = [_joined(kept[-2:], f"{kept[-2]['text']}\n{new['text']}")]
+    room = room or (MAX_BY_MODEL if any(each["by_model"] for each in kept) else MAX_BY_RULES)
     gone: list[dict[str, Any]] = []
-    while kept and not kept[0]["text"]:
+    while len(kept) > 1 and (not kept[0]["text"] or sum(len(each["text"].encode()) for each in kept) > room):
         gone.append(kept.pop(0))
-    while len(kept) > 1 and sum(len(each["text"].encode()) for each in kept) > room:
-        gone.append(kept.pop(0))
-    if not gone:
-        return kept
-    covers = [pair for each in gone for pair in each["covers"]]
+    return [_joined(gone, ""), *kept] if gone else kept
+
+
+def _joined(sections: Sequence[dict[str, Any]], text: str) -> dict[str, Any]:
+    covers = [pair for each in sections for pair in each["covers"]]
     span = [[min(first for first, _ in covers), max(last for _, last in covers)]]
-    return [section(span, sum(each["count"] for each in gone), ""), *kept]
+    return section(span, sum(each["count"] for each in sections), text, by_model=False)
 
 
 def rendered(sections: Sequence[dict[str, Any]]) -> str:

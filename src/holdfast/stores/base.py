@@ -27,6 +27,7 @@ from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import Appended, Head
 
 PAGE = 1000
+REDACTED = ("event.redacted",)
 
 
 class SessionStore:
@@ -470,6 +471,11 @@ class Store(SessionStore, ABC):
         rows = self._noting_blobs(self.readable(log, 1, before.head), named, removed)
         found = chain.verify(log.origin, rows, head=before.head, hash=before.hash)
         if found:
+            for number, last in log.ancestry:  # what was redacted there after this log branched off
+                later = self._scan(
+                    number, last + 1, MAX_SEQ, limit=None, reverse=False, types=REDACTED, marked=False, since=None
+                )
+                removed |= portable.blobs_removed(later)
             rest = self._checked_rest(log, before, {digest: named[digest] for digest in named.keys() - removed})
             found = found if rest is None else rest
         return found
@@ -522,14 +528,16 @@ class Store(SessionStore, ABC):
     def _noting_blobs(self, rows: Iterable[Row], named: dict[str, int], removed: set[str]) -> Iterator[Row]:
         """Pass rows on, and note which bytes they name: parts of messages, prompts; and which were redacted."""
         for row in rows:
+            yield row  # and what it says is looked at when the chain has taken it
             body, type = row.body, row.type
             if body is not None:
-                if type == "model.called" or (type in MESSAGE_TYPES and (b'"blob":"' in body or b'"whole":"' in body)):
+                if type == "event.redacted":
+                    removed.update(Event(row).data.get("blobs", ()))
+                elif type == "model.called" or (
+                    type in MESSAGE_TYPES and b'"parts":' in body and (b'"blob":"' in body or b'"whole":"' in body)
+                ):
                     for digest in portable.bytes_named(Event(row)):
                         named.setdefault(digest, row.seq)
-                elif type == "event.redacted":
-                    removed.update(Event(row).data.get("blobs", ()))
-            yield row
 
     def _has_blob(self, log: Log, digest: str) -> bool:
         try:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 LISTED = ("title", "metadata", "work_dir")  # columns of the list of sessions
 _TITLED = ("session.created", "session.changed", "session.forked", "view.restored")
+# Words of ours, which say nothing about what somebody said.
+_STRUCTURAL = frozenset(
+    ("id", "call_id", "name", "kind", "status", "role", "type", "stop_reason", "provider", "model", "media_type")
+)
+SHORTEST = 3  # characters of a text that is looked for in stored prompts
 TELLING = 8  # bytes that two texts must share before one counts as taken from the other
 _COPIES = ("tool.called", "approval.requested", "tool.returned", "state.set", "fact.added", "fact.updated")
 
@@ -38,13 +43,17 @@ class Burial:
     heads: dict[int, int] = field(default_factory=dict)  # log -> the head that this was planned at
     columns: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of rows in the list of sessions
     whole: list[int] = field(default_factory=list)  # logs of which names, keys, index and every blob go as well
+    dead: set[int] = field(default_factory=set)  # deleted logs among them
     sharers: list[Log] = field(default_factory=list)  # living sessions that lose something: told in their own logs
 
     def record(self, log: Log) -> dict[str, Any]:
-        """What the log of a session says of this: which events are gone, and a digest that vouches for what is left
-        of them; ancestors that are read as a part of it included."""
-        path = [number for number, _ in log.ancestry] + [log.number]
-        stones = sorted(stone for number in path for stone in self.tombs.get(number, []))
+        """What the log of a session says of this: which of its events are gone, and a digest that vouches for what is
+        left of them; those of a deleted ancestor included, which can say nothing any more."""
+        reach = {number: last for number, last in log.ancestry if number in self.dead}
+        path = [*reach, log.number]
+        stones = sorted(
+            stone for number in path for stone in self.tombs.get(number, []) if stone[0] <= reach.get(number, stone[0])
+        )
         seqs: Ranges = []
         for seq, _ in stones:
             extend(seqs, seq)
@@ -72,7 +81,7 @@ def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, Burial]:
     ((number, _, _),) = log.segments(seq, seq)
     holder = log if number == log.number else store.log_of(number)
     sharers = [other for other in store.sharers(number) if _reads(other, number, seq)]
-    burial = Burial()
+    burial = Burial(dead=set() if holder.id else {number})
     _refuse_unfinished(store.bare_head(number), event)
     texts = _texts(event)
     for one in (holder, *sharers):
@@ -91,7 +100,7 @@ def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, Burial]:
             gone |= _own_blobs(store, holder, erased)
         if gone:
             burial.blobs[one.number] = gone
-        if one is not holder and one.id and (erased or gone):
+        if one is not holder and one.id and (erased or gone or not holder.id):
             burial.sharers.append(one)
     if event.type in _TITLED and holder.id:
         burial.columns[holder.number] = tuple(name for name in LISTED if _holds(store, holder, name, seq))
@@ -123,6 +132,7 @@ def plan_erasure(store: Store, log: Log) -> Burial:
         if not ancestor.id and not any(_is_in_use(store, other) for other in others):
             burial.heads[number] = store.bare_head(number).head  # deleted, and kept only for this one
             burial.whole.append(number)
+            burial.dead.add(number)
             _bury_own(store, log, ancestor, last, burial)
     return burial
 
@@ -221,14 +231,14 @@ def _summaries_over(store: Store, log: Log, low: int, high: int) -> list[Event]:
 def _texts(event: Event) -> list[bytes]:
     """The strings of a payload as they would stand inside another one."""
     found: list[bytes] = []
-    waiting: list[Any] = [{name: value for name, value in event.data.items() if name not in ("call_id", "name", "id")}]
+    waiting: list[Any] = [event.data]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
-            waiting += value.values()
+            waiting += [each for name, each in value.items() if name not in _STRUCTURAL]
         elif isinstance(value, list):
             waiting += value
-        elif isinstance(value, str) and value:
+        elif isinstance(value, str) and len(value) >= SHORTEST:
             found.append(orjson.dumps(value)[1:-1])
     return found
 

@@ -58,7 +58,8 @@ BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 CREATE TRIGGER logs_hold BEFORE UPDATE OF log, uid, origin, tenant, kind, id, key ON logs
 WHEN (NEW.id IS NOT OLD.id OR NEW.log <> OLD.log OR NEW.uid <> OLD.uid OR NEW.origin <> OLD.origin
       OR NEW.tenant <> OLD.tenant OR NEW.kind <> OLD.kind OR (NEW.key IS NULL) <> (OLD.key IS NULL))
-    AND EXISTS (SELECT 1 FROM locked WHERE log = OLD.log)
+    AND EXISTS (SELECT 1 FROM locked l JOIN logs o ON o.log = l.log
+                WHERE o.log IN (OLD.log, NEW.log) OR (o.tenant = NEW.tenant AND o.kind = NEW.kind AND o.id = NEW.id))
 BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 
 CREATE TRIGGER logs_replace BEFORE INSERT ON logs
@@ -73,7 +74,7 @@ BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 CREATE TRIGGER keeping_holds BEFORE UPDATE ON keeping
 WHEN (NEW.log <> OLD.log OR NOT NEW.immutable OR NEW.active < OLD.active
       OR (NEW.ttl IS NOT NULL AND (OLD.ttl IS NULL OR NEW.ttl < OLD.ttl)))
-    AND EXISTS (SELECT 1 FROM locked WHERE log = OLD.log)
+    AND EXISTS (SELECT 1 FROM locked WHERE log IN (OLD.log, NEW.log))
 BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 
 CREATE TRIGGER keeping_replaces BEFORE INSERT ON keeping
