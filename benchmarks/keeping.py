@@ -31,14 +31,16 @@ from holdfast.stores.base import Store
 from holdfast.worker.sweep import sweep
 
 PRUNE_BOUND, VERIFY_BOUND, SWEEP_BOUND, ENCRYPTION_BOUND, TOOLS_BOUND, LINEAR_BOUND = 2.0, 3.0, 2.0, 1.4, 3.0, 1.1
+WORN_BOUND = 1.2
 KEY = bytes(range(32))
 
 # -- pruning -----------------------------------------------------------------------------------------------------------
 
 SHORT = 1_000
 WINDOW = 50  # messages
+FIRST = f"keep_last_{WINDOW}"
 STRATEGIES: dict[str, dict[str, Any]] = {
-    f"keep_last_{WINDOW}": {},
+    FIRST: {},
     "sliding_window": {"window_size": WINDOW},
     "token_budget": {"max_tokens": 7_000},  # about as many
 }
@@ -66,6 +68,26 @@ def pruning(scale: Scale) -> Iterator[Figure]:
                 limit=duration(found.seconds(short)),
             )
 
+    yield from _after_many(scale)
+
+
+def _after_many(scale: Scale) -> Iterator[Figure]:
+    """Whether a view wears out: prunes of a session that was pruned often, beside the first prunes of others."""
+    often = scale.rounds * scale.calls
+    with folder(fastest()) as path, SQLiteStore(path / "ours.db") as store:
+        used = Prunes(store, FIRST)
+        ours.seeded(store, FIRST, SHORT)
+        for _ in range(often):
+            used()()
+        found = race({"used": used, "new": FirstPrunes(store)}, rounds=scale.rounds, calls=scale.calls)
+    yield at_most(
+        f"prune, {FIRST}, after {often} prunes and undos, beside a session's first",
+        found.ratio("used", "new"),
+        WORN_BOUND,
+        ours=duration(found.seconds("used")),
+        limit=duration(found.seconds("new")),
+    )
+
 
 class Prunes:
     """Prunes a session that it opens anew each time; what the last one took out of the view is back by then."""
@@ -78,6 +100,17 @@ class Prunes:
         session = Session.open(self.strategy, store=self.store)
         strategy, options = self.strategy, STRATEGIES[self.strategy]
         return lambda: _left(session.prune(strategy, **options).seq)
+
+
+class FirstPrunes:
+    """Prunes each session once."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __call__(self) -> Act:
+        session = ours.seeded(self.store, self.store.ids.new(), SHORT)
+        return lambda: _left(session.prune(FIRST).seq)
 
 
 def _left(seq: int | None) -> None:

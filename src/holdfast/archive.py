@@ -77,7 +77,7 @@ class Archive:
             exported.origin,
             exported.rows,
             exported.blobs,
-            [Draft(type="session.imported", data={"from": exported.id})],
+            [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed})],
             user_id=exported.user_id,
             app_name=exported.app_name,
         )
@@ -90,7 +90,8 @@ class Archive:
 def export_jsonl(store: Store, log: Log) -> str:
     """A line an event. The first one also says what the log is, so that the file stands on its own."""
     lines: list[str] = []
-    seen = blobs_removed(store.read(log, types=["event.redacted"]))  # which are not there any more
+    removed = store.blobs_removed(log)
+    seen = set(removed)
     for row in store.walk(log, 1, store.head(log).head):
         event = Event(row)
         line: dict[str, Any] = {
@@ -127,6 +128,7 @@ def export_jsonl(store: Store, log: Log) -> str:
                 "origin": log.origin,
                 "user_id": log.user_id,
                 "app_name": log.app_name,
+                "removed": sorted(removed),
             }
         lines.append(codec.encode(line, room=codec.WRAPPING).decode())
     return "\n".join(lines) + "\n"
@@ -161,12 +163,13 @@ class Exported:
         self.origin: str = about["origin"]
         self.user_id: str | None = about.get("user_id")
         self.app_name: str | None = about.get("app_name")
+        self.removed: list[str] = about.get("removed", [])  # bytes that were redacted
         self.rows, self.blobs = rows, blobs
 
     def verify(self) -> chain.Verification:
         found = chain.verify(self.origin, self.rows)
         if found:
-            removed = blobs_removed(self.rows)
+            removed = {*blobs_removed(self.rows), *self.removed}
             for row in self.rows:
                 for digest in blob_names([row]):
                     if digest not in removed and sha256(self.blobs.get(digest, b"")).hexdigest() != digest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from holdfast.loop.crossing import twin
@@ -16,6 +17,7 @@ class Contexts:
     """The method of a session that shows its prompt."""
 
     store: Store
+    agent: Agent | None
     _log: Log
 
     def context(self, call: int | None = None, *, agent: Agent | None = None) -> Context:
@@ -25,6 +27,10 @@ class Contexts:
 
         if call is not None:
             return sent_at(self.store, self._log, call)
+        if agent is None and self.agent is None and not os.environ.get("HOLDFAST_MODEL"):
+            from holdfast.agent import Agent
+
+            agent = Agent(provider="echo")  # nobody to ask yet: what would be sent does not depend on it
         world = self._world(agent, None, {})  # type: ignore[attr-defined]
         found: Context = world.preview()
         return found

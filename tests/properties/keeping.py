@@ -93,7 +93,7 @@ class History:
     def __init__(self, store: Store, seed: str) -> None:
         self.rng = random.Random(seed)
         self.clock = FixedIds(start=1_700_000_000_000_000, tick=1000)
-        self.store = store.for_tenant(f"keeping {seed}")
+        self.store = store.for_tenant(f"{store.tenant} keeping {seed}".strip())
         self.store.ids = self.clock
         self.told: list[Told] = []
         self.words: dict[bytes, set[str]] = {}  # by the event's hash

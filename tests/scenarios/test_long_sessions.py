@@ -579,7 +579,7 @@ def every_strategy(length: int, chance: random.Random) -> list[tuple[Any, dict[s
     return tries
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("unique", [True, False], ids=["ids of their own", "ids that come again"])
 def test_calls_and_results_are_never_split(store: Store, seed: int, unique: bool) -> None:
     agent, seen = listening("fine")
@@ -920,6 +920,37 @@ def test_the_summary_is_still_sent_after_many_turns(store: Store) -> None:
     assert len(summaries) < len(compacted)  # it does not pay for one at every turn
 
 
+@pytest.mark.parametrize(
+    "kept", [{"max_messages": 4}, {"max_messages": 20}, {"max_messages": 6, "auto_prune": True}], ids=str
+)
+@pytest.mark.parametrize("window", [900, WINDOW])
+def test_a_prompt_fits_with_its_summary_too(store: Store, kept: dict[str, Any], window: int) -> None:
+    chance = random.Random(7)
+    requests: list[ModelRequest] = []
+
+    def reply(request: ModelRequest) -> Any:
+        if "condense" in "".join(request.system_texts):
+            return "story " + "s" * chance.randrange(1500)
+        requests.append(request)
+        if chance.random() < 0.4:
+            return [call("read_page", {"number": number}) for number in range(chance.randrange(1, 4))]
+        return "answer " + "a" * chance.randrange(400)
+
+    agent = Agent(model=LanguageModel("scripted", script=reply, context_window=window), tools=[read_page])
+    session = agent.session(store=store, retention={"prune_strategy": "summarize_old", **kept})
+    for number in range(20):
+        question = f"question {number} " + "q" * chance.randrange(300)
+        before = len(requests)
+        session.run(question)
+        assert all(question in texts(request.messages) for request in requests[before:])
+    assert max(size_of(request) for request in requests) <= window
+    assert all(orphans(request.messages) == [] for request in requests)
+    assert any("[Summary of" in request.messages[0].text for request in requests)
+    for event, request in zip(session.events(types="model.called", limit=None), requests, strict=True):
+        assert as_sent(session.context(call=event.seq).messages) == as_sent(request.messages)
+    assert session.replay(agent).first_difference is None
+
+
 def test_an_immutable_session_may_still_compact(store: Store, ask: Ask) -> None:
     agent, turns, _ = summarizer()
     kept = {"immutable": True, "ttl_days": 1e-9, "prune_strategy": "summarize_old", "max_messages": 6}
@@ -1163,26 +1194,26 @@ def test_facts_are_added_updated_and_removed(store: Store) -> None:
         session.facts.update(gone.id, text="again")
 
 
-def test_facts_have_a_budget_of_their_own_in_the_prompt(store: Store, ask: Ask) -> None:
+def test_facts_have_a_budget_of_their_own_in_the_prompt(store: Store) -> None:
     agent, seen = listening("fine")
     session = agent.session(store=store)
-    for number in range(200):
+    for number in range(100):
         session.facts.add(f"fact {number} " + "f" * 100)
-    ask(session, "and?")
+    session.run("and?")
     (known,) = seen[0].system_texts
-    assert "fact 199" in known
+    assert "fact 99" in known
     assert "fact 0 " not in known
     assert "older ones are left out" in known
     assert len(known) < 10_000
-    assert len(session.facts.all()) == 200
+    assert len(session.facts.all()) == 100
 
 
-def test_facts_leave_room_in_a_small_window(store: Store, ask: Ask) -> None:
+def test_facts_leave_room_in_a_small_window(store: Store) -> None:
     agent, seen = listening("fine", window=WINDOW)
     session = agent.session(store=store, messages=numbered(5))
     for number in range(100):
         session.facts.add(f"fact {number} " + "f" * 100)
-    ask(session, "and?")
+    session.run("and?")
     assert size_of(seen[0]) <= 0.8 * WINDOW
     assert "fact 99" in seen[0].system_texts[0]
     assert texts(seen[0].messages) == [*texts(numbered(5)), "and?"]

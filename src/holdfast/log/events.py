@@ -190,6 +190,8 @@ def upcast(type: str, v: int, payload: bytes, seq: int) -> dict[str, Any]:
     newest = VERSIONS[type]
     if v > newest:
         raise SchemaTooNew(f"event {seq} is {type} version {v}, this holdfast knows {newest}: upgrade it")
+    if v < 1:
+        raise CorruptLog(f"event {seq} is {type} version {v}, which never was: verify the session")
     while v < newest:
         data = UPCASTS[type, v](data)
         v += 1

@@ -144,17 +144,20 @@ def _oldest(store: Store, log: Log, ranges: Ranges) -> Iterator[Item]:
 
 
 def _between(items: Sequence[Item], keep: set[int], ranges: Ranges) -> Ranges:
-    """The ranges to drop so that of the items only those in `keep` are left; few and long rather than many."""
+    """The ranges to drop so that of the items only those in `keep` are left. They reach from one kept message to the
+    next, whatever else lies between, so that the view stays in few pieces."""
     drop: Ranges = []
-    for at, item in enumerate(items):
-        if item.seq in keep:
-            continue
-        before = items[at - 1] if at else None
-        joins = before is not None and before.seq not in keep and before.place == item.place
-        if joins and drop:
-            drop[-1][1] = item.seq
-        else:
-            drop.append([item.seq, item.seq])
+    for place, (first, last) in enumerate(ranges):
+        here = [item for item in items if item.place == place]
+        start = first
+        for item in here:
+            if item.seq in keep:
+                if item.seq > start and any(start <= other.seq < item.seq for other in here):
+                    drop.append([start, item.seq - 1])
+                start = item.seq + 1
+        rest = [item.seq for item in here if item.seq >= start]
+        if rest:
+            drop.append([start, rest[-1] if place == len(ranges) - 1 else last])
     return drop
 
 

@@ -43,10 +43,9 @@ def names_in(template: str) -> list[str]:
     return [match.group(1) for match in _FIELD.finditer(template) if match.group(1) is not None]
 
 
-def facts_text(facts: Sequence[Mapping[str, Any]]) -> str:
+def facts_text(facts: Sequence[Mapping[str, Any]], room: int = FACTS_BYTES) -> str:
     """The durable tier as the model reads it, the newest kept where there are too many."""
     lines: list[str] = []
-    room = FACTS_BYTES
     for fact in reversed(facts):
         status = f" [{fact['status']}]" if fact.get("status") else ""
         line = f"- {fact.get('kind', 'fact')}: {fact['text']}{status}"

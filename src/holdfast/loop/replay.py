@@ -186,7 +186,7 @@ def _acts(events: Sequence[Event]) -> list[Event]:
 def _essence(event: Event) -> dict[str, Any]:
     """What an event did: without numbers, times, and what a raised error's text adds."""
     data = dict(event.data)
-    for name in ("from", "upto", "tokens", "shortened", "usage", "whole", "unknown", "response_id"):
+    for name in ("from", "upto", "tokens", "pinned", "shortened", "usage", "whole", "unknown", "response_id"):
         data.pop(name, None)
     if event.type == "tool.returned":
         part = data["message"]["parts"][0]

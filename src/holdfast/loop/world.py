@@ -31,6 +31,7 @@ from holdfast.loop.context import Context, parts_of
 from holdfast.loop.cutting import frees, plan_cut
 from holdfast.loop.output import OutputShape
 from holdfast.loop.prompt import (
+    FACTS_BYTES,
     WINDOW_SHARE,
     History,
     Window,
@@ -209,10 +210,11 @@ class World:
         budget = store.value(log, "budget")
         self._budget = None if budget is None else Budget.of(budget)
         facts = list(store.values(log, "fact/").values())
+        room = int(self.settings.model.context_window * WINDOW_SHARE)  # bytes: about a quarter of what may be sent
         pieces = (
             ("instructions", self._instructions()),
             ("system", store.value(log, "system") or ""),
-            ("facts", facts_text(facts)),
+            ("facts", facts_text(facts, min(FACTS_BYTES, room))),
             ("loose_ends", loose_ends(store, log, view.loose)),
         )
         self._pieces = [(kind, text) for kind, text in pieces if text]

@@ -27,7 +27,6 @@ from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import Appended, Head
 
 PAGE = 1000
-REDACTED = ("event.redacted",)
 
 
 class SessionStore:
@@ -471,13 +470,29 @@ class Store(SessionStore, ABC):
         rows = self._noting_blobs(self.readable(log, 1, before.head), named, removed)
         found = chain.verify(log.origin, rows, head=before.head, hash=before.hash)
         if found:
-            for number, last in log.ancestry:  # what was redacted there after this log branched off
-                later = self._scan(
-                    number, last + 1, MAX_SEQ, limit=None, reverse=False, types=REDACTED, marked=False, since=None
-                )
-                removed |= portable.blobs_removed(later)
+            removed |= self._removed_elsewhere(log)
             rest = self._checked_rest(log, before, {digest: named[digest] for digest in named.keys() - removed})
             found = found if rest is None else rest
+        return found
+
+    def blobs_removed(self, log: Log) -> set[str]:
+        """The bytes that redactions took away, whether this log says so or one that it branched off from."""
+        return portable.blobs_removed(self.read(log, types=portable.REMOVING)) | self._removed_elsewhere(log)
+
+    def _removed_elsewhere(self, log: Log) -> set[str]:
+        found: set[str] = set()
+        for number, last in log.ancestry:
+            later = self._scan(
+                number,
+                last + 1,
+                MAX_SEQ,
+                limit=None,
+                reverse=False,
+                types=portable.REMOVING,
+                marked=False,
+                since=None,
+            )
+            found |= portable.blobs_removed(later)
         return found
 
     def _checked_rest(self, log: Log, before: Head, named: dict[str, int]) -> chain.Verification | None:
@@ -531,7 +546,7 @@ class Store(SessionStore, ABC):
             yield row  # and what it says is looked at when the chain has taken it
             body, type = row.body, row.type
             if body is not None:
-                if type == "event.redacted":
+                if type in portable.REMOVING:
                     removed.update(Event(row).data.get("blobs", ()))
                 elif type == "model.called" or (
                     type in MESSAGE_TYPES and b'"parts":' in body and (b'"blob":"' in body or b'"whole":"' in body)

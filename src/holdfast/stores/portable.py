@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 VERSION = 1
 FACT_KINDS = ("fact", "decision", "feature", "progress", "artifact")
 _TEXTS = ("user_id", "app_name", "title", "system", "work_dir")
+REMOVING = ("event.redacted", "session.imported")  # events that say which bytes are gone
 _FACT_FIELDS = {"id", "text", "kind", "status", "ref"}
 
 
@@ -224,7 +225,7 @@ def bytes_named(event: Event) -> list[str]:
     if event.erased:
         return []
     if event.type == "model.called":
-        return [event.data["context"]]
+        return [event.data["context"]] if "context" in event.data else []
     if event.type not in MESSAGE_TYPES:
         return []
     whole = event.data.get("whole")
@@ -240,5 +241,5 @@ def blob_names(rows: Iterable[Row]) -> list[str]:
 
 
 def blobs_removed(rows: Iterable[Row]) -> set[str]:
-    """The blobs that redactions among the rows took away, as they say themselves."""
-    return {digest for row in rows if row.type == "event.redacted" for digest in Event(row).data.get("blobs", ())}
+    """The blobs that redactions among the rows took away, as they say themselves; or an import, of its original."""
+    return {digest for row in rows if row.type in REMOVING for digest in Event(row).data.get("blobs", ())}
