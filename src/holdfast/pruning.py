@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, overload
 from holdfast.errors import Conflict, InvalidArgument, ViewChanged
 from holdfast.log.events import MESSAGE_TYPES, Draft
 from holdfast.log.ids import checked_name
-from holdfast.log.view import Ranges, cut, subtract, view_of
+from holdfast.log.view import Ranges, cut, join, subtract, view_of
 from holdfast.loop.crossing import twin
+from holdfast.policy.digest import MAX_BY_RULES
 from holdfast.policy.pruning import Strategy, strategy_of
 from holdfast.policy.retention import Retention
 
@@ -157,6 +158,7 @@ class Pruning:
         *,
         dry_run: bool = False,
         actor: str | None = None,
+        room: int | None = None,
     ) -> Pruned:
         from holdfast.loop.cutting import plan_cut  # with it comes what knows of models
 
@@ -164,7 +166,8 @@ class Pruning:
             checked_name(actor, "actor", self.store.limits.name)
         while True:
             head = self.store.head(self._log)
-            plan = plan_cut(self.store, self._log, head, strategy, model=None if dry_run else writer, scorer=scorer)
+            asked = None if dry_run else writer
+            plan = plan_cut(self.store, self._log, head, strategy, model=asked, scorer=scorer, room=room)
             if dry_run or not plan.drop:
                 if not dry_run:
                     self._refuse_if_immutable(head)
@@ -195,7 +198,12 @@ class Pruning:
             then = cut(store.view(log, at).visible, at)
             now = cut(view.visible, head.head)
             later, _ = subtract(now, [*then, *summaries])
-            draft = Draft(type="view.unpruned", data={"of": seq, "ranges": [*then, *later]}, actor=actor)
+            if not summaries:  # the prune itself is no message, so what it parted grows together
+                join(then, seq, seq)
+            ranges = then
+            for first, last in later:
+                join(ranges, first, last)
+            draft = Draft(type="view.unpruned", data={"of": seq, "ranges": ranges}, actor=actor)
             try:
                 store.append(log, [draft], expected=head.head)
                 return True
@@ -217,7 +225,8 @@ class Pruning:
         name = retention.strategy or last
         limits = _limits_of(name, retention.window)
         chosen = self._strategy(name, limits.get("window_size"), limits.get("threshold"))
-        self._pruned(chosen, None, None, actor="auto_prune")
+        room = None if self.agent is None else int(self.agent.model.context_window * BUDGET_SHARE)
+        self._pruned(chosen, None, None, actor="auto_prune", room=None if room is None else min(room, MAX_BY_RULES))
         if name in ("keep_important", "token_budget"):  # which may leave more than the window
             self._pruned(strategy_of(last), None, None, actor="auto_prune")
 

@@ -197,6 +197,91 @@ class Race:
         return found
 
 
+@proof("B20", ci=6, long=400)
+def redaction_races_summaries(size: int, seed: int) -> Report:
+    """Secrets are redacted while others summarize, undo and fork what holds them: no text outlives its redaction."""
+    failures: list[str] = []
+    redacted = 0
+    with three_stores() as stores:
+        for number in range(size):
+            for store in stores:
+                race = Secrets(store.for_tenant(f"secrets {seed} {number}"), random.Random(f"{seed}/{number}"))
+                failures += [f"{type(store).__name__} race {number}: {wrong}" for wrong in race.run()]
+                redacted += len(race.gone)
+    return Report(figures=f"{size} races on 3 stores: {redacted} redactions; {len(failures)} wrong", failures=failures)
+
+
+class Secrets:
+    """A session and its forks, each cut by a thread of its own, while one redacts what they share."""
+
+    secrets = 12
+
+    def __init__(self, store: Store, rng: random.Random) -> None:
+        self.store, self.rng = store, rng
+        self.gone: list[str] = []
+        self.failures: list[str] = []
+        self._done = False
+        root = Session("root", store=store, title="a title")
+        self.seqs = {root.add_message(Message.user(text)): text for text in self._texts()}
+        root.add_messages([Message.user("harmless") for _ in range(4)])
+        root.fork("left")
+        root.fork("right")
+
+    def _texts(self) -> list[str]:
+        return [f"secret number {number:04}" for number in range(self.secrets)]
+
+    def run(self) -> list[str]:
+        tasks: list[Callable[[], None]] = [self._redact, self._fork]
+        tasks += [lambda name=name: self._cut(name) for name in ("root", "left", "right")]  # type: ignore[misc]
+        threads = [threading.Thread(target=self._guarded, args=(task,), daemon=True) for task in tasks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return self.failures + self._wrong()
+
+    def _guarded(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception as error:
+            self.failures.append(f"{getattr(task, '__name__', 'cut')}: {error!r}")
+        finally:
+            self._done = self._done or task == self._redact
+
+    def _redact(self) -> None:
+        for seq in self.rng.sample(sorted(self.seqs), k=self.secrets - 2):
+            session = Session.open(self.rng.choice(("root", "left", "right")), store=self.store)
+            session.redact(seq, reason="asked to")
+            self.gone.append(self.seqs[seq])
+            time.sleep(0.002)
+
+    def _cut(self, name: str) -> None:
+        session = Session.open(name, store=self.store)
+        while not self._done:
+            session.prune("summarize_old", threshold=3)
+            session.undo_prune()
+        session.prune("summarize_old", threshold=3)
+
+    def _fork(self) -> None:
+        for number in count():
+            if self._done:
+                return
+            Session.open("left", store=self.store).fork(f"late{number}").prune("summarize_old", threshold=2)
+            time.sleep(0.01)
+
+    def _wrong(self) -> list[str]:
+        found = []
+        for name in self.store.list_sessions():
+            session = Session.open(name, store=self.store)
+            if not session.verify():
+                found.append(f"{name}: {session.verify()}")
+            text = session.export() + str(session.messages)
+            found += [f"{name} still tells {secret!r}" for secret in self.gone if secret in text]
+            lost = [secret for secret in self._texts() if secret not in self.gone and secret not in session.export()]
+            found += [f"{name} lost {secret!r}" for secret in lost]
+        return found
+
+
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 OLD, NEW = sha256(b"the old master key").digest(), sha256(b"the new master key").digest()

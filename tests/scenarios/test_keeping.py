@@ -476,7 +476,7 @@ def test_the_sweep_has_a_log_of_its_own(store: Store, clock: Clock) -> None:
     log = store.require("sweep", "sweep")
     events = {row.type: row for row in store.read(log)}
     assert set(events) >= {"sweep.planned", "sweep.finished"}
-    (planned,) = [store.event(log, row.seq).data["purge"] for row in [events["sweep.planned"]]]
+    planned = store.event(log, events["sweep.planned"].seq).data["purge"]
     assert [(stone["id"], stone["head"], stone["hash"]) for stone in planned] == [("gone", last.seq, last.hash.hex())]
     assert store.event(log, events["sweep.finished"].seq).data == {"archived": 1, "purged": 1, "kept": 0}
     assert store.verify(log)
@@ -1005,11 +1005,11 @@ def test_redacting_a_fact_takes_its_later_versions_too(store: Store, do: Do) -> 
     gone_everywhere(store, session)
 
 
-def test_redacting_the_newest_version_of_a_fact_or_state_does_not_bring_the_old_one_back(store: Store, do: Do) -> None:
+def test_redacting_the_newest_version_of_state_does_not_bring_the_old_one_back(store: Store, do: Do) -> None:
     session = Session(store=store)
     session.set_state("card", "old")
-    at = session.set_state("card", SECRET) or session.head
-    do(session, "redact", at, reason="a slip")
+    session.set_state("card", SECRET)
+    do(session, "redact", session.head, reason="a slip")
     assert session.get_state("card") is None
     gone_everywhere(store, session)
     session.set_state("card", "new")
@@ -1363,7 +1363,7 @@ def test_a_user_is_erased_everywhere(store: Store) -> None:
     assert (said(other), other.get_state("card", scope="user")) == (before, "bob's")
     assert other.get_state("open", scope="app") == "9 to 5"
     again = Session.erase_user("alice", reason="asked to", actor="dpo", store=store)
-    assert again.sessions == ["new"] or again.sessions == sorted([*done.sessions, "new"])
+    assert again.sessions == ["new"]  # the others are erased already
     nobody = Session.erase_user("nobody", reason="asked to", actor="dpo", store=store)
     assert (nobody.sessions, nobody.events, nobody.user_state) == ([], 0, False)
 

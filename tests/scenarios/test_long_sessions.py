@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import re
@@ -951,6 +952,40 @@ def test_a_prompt_fits_with_its_summary_too(store: Store, kept: dict[str, Any], 
     assert session.replay(agent).first_difference is None
 
 
+def test_turns_compact_while_others_prune_and_write(store: Store) -> None:
+    agent, turns, _ = summarizer()
+    kept = {"prune_strategy": "summarize_old", "max_messages": 6}
+    agent.session("busy", store=store, retention=kept, messages=numbered(10))
+
+    def ask_on(name: str) -> None:
+        session = Session.open("busy", store=store, agent=agent)
+        for number in range(4):
+            session.run(f"{name} {number} " + "q" * 200)
+
+    def prune_on() -> None:
+        session = Session.open("busy", store=store)
+        for number in range(6):
+            session.add_message(Message.user(f"outside {number}"))
+            session.prune("keep_last_8" if number % 2 else "keep_important")
+            with contextlib.suppress(TurnOpen):
+                session.undo_prune()
+
+    together(lambda: ask_on("one"), lambda: ask_on("two"), prune_on)
+    session = Session.open("busy", store=store)
+    logged = str([event.data for event in session.events(types=["message.added", "model.replied"], limit=None)])
+    assert all(f"{name} {number} " in logged for name in ("one", "two") for number in range(4))
+    assert all(f"outside {number}" in logged for number in range(6))
+    assert max(size_of(request) for request in turns) <= WINDOW
+    assert all(orphans(request.messages) == [] for request in turns)
+    assert types(session).count("turn.finished") == 8
+    by_question = {request.messages[-1].text: request for request in turns}
+    for event in session.events(types="model.called", limit=None):
+        context = session.context(call=event.seq)
+        assert as_sent(context.messages) == as_sent(by_question[context.messages[-1].text].messages)
+    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert session.verify()
+
+
 def test_an_immutable_session_may_still_compact(store: Store, ask: Ask) -> None:
     agent, turns, _ = summarizer()
     kept = {"immutable": True, "ttl_days": 1e-9, "prune_strategy": "summarize_old", "max_messages": 6}
@@ -1056,10 +1091,10 @@ def test_context_is_what_the_next_turn_is_sent(store: Store, do: Do, ask: Ask) -
     assert context.tokens <= 0.8 * WINDOW
 
 
-def test_context_asks_another_agent(store: Store, do: Do) -> None:
-    session = long_talk(store, 3)
-    with pytest.raises(InvalidArgument):
-        do(session, "context")
+def test_context_is_shown_for_any_agent_and_for_none(store: Store, do: Do) -> None:
+    session = long_talk(store, 3, system="You sell tea.")
+    bare = do(session, "context")  # nobody is asked yet
+    assert [part.kind for part in bare.parts] == ["system", "message", "message", "message"]
     other, _ = listening("fine", instructions="Be loud.", window=5000)
     context = do(session, "context", agent=other)
     assert (context.parts[0].text, context.window) == ("Be loud.", 5000)

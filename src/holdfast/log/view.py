@@ -174,7 +174,8 @@ class View:
             if turn is not None:
                 raise TurnOpen("undo a prune")
             self.edition, self.cuts = seq, self.cuts[:-1]
-            self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
+            self.ranges = [list(pair) for pair in data.get("ranges", [])]
+            join(self.ranges, seq, 0)  # this event is no message, so the view stays in one piece
         elif type == "event.redacted":
             self.edition = seq
         elif type == "retention.set":

@@ -129,18 +129,23 @@ def _cut_tail(store: Store, log: Log, found: Cut, strategy: Strategy, model: Mod
 def pinned_front(store: Store, log: Log, ranges: Ranges) -> list[Item]:
     """What stays at the front of every prompt: opening system messages, and the summary of what is not shown."""
     found: list[Item] = []
-    for item in islice(_oldest(store, log, ranges), OPENING):
+    for item in islice(_oldest(store, log, ranges, page=1), OPENING):
         if item.message.role != "system" and not item.is_summary:
             break
         found.append(item)
     return found
 
 
-def _oldest(store: Store, log: Log, ranges: Ranges) -> Iterator[Item]:
+def _oldest(store: Store, log: Log, ranges: Ranges, page: int = OPENING) -> Iterator[Item]:
     for place, (first, last) in enumerate(ranges):
-        for row in store.read(log, first, last, limit=OPENING, types=MESSAGE_TYPES):
-            tokens = estimate(max(0, len(row.body or b"") - SALT))
-            yield Item(row.seq, tokens, message_of(store, log, row), place, row.type == "summary.added")
+        while first <= last:
+            rows = store.read(log, first, last, limit=page, types=MESSAGE_TYPES)
+            for row in rows:
+                tokens = estimate(max(0, len(row.body or b"") - SALT))
+                yield Item(row.seq, tokens, message_of(store, log, row), place, row.type == "summary.added")
+            if len(rows) < page:
+                break
+            first = rows[-1].seq + 1
 
 
 def _between(items: Sequence[Item], keep: set[int], ranges: Ranges) -> Ranges:

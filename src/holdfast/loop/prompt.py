@@ -122,6 +122,14 @@ class History:
     def messages(self) -> list[Message]:
         return [*(item.message for item in self._pinned), *(message for _, _, message in self._items[self._start :])]
 
+    def unpin(self, room: int) -> None:
+        """Give up the front from its end, if even that is too long."""
+        if self._front is not None:
+            self._pin_from_items()
+            self.whole = False
+        while self._pinned and self.tokens > room:
+            self.tokens -= self._pinned.pop().tokens
+
     @property
     def pinned(self) -> list[int]:
         """The seqs of what stands at the front although what follows it is left out."""

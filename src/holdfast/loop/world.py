@@ -267,10 +267,12 @@ class World:
         self._history.shorten(max(0, room - sum(own)))
         self._shortened = 0
         results = [at for at, message in enumerate(self.work.own) if message.role == "tool"]
-        while sum(own) > room and self._shortened < len(results):
+        while sum(own) + self._history.tokens > room and self._shortened < len(results):
             at = results[self._shortened]
             self._shortened += 1
             own[at] = tokens_of(shortened([self.work.own[at]], 1)[0])
+        if sum(own) + self._history.tokens > room:
+            self._history.unpin(max(0, room - sum(own)))
         return self._fixed + self._history.tokens + sum(own)
 
     def shrink(self) -> list[Draft]:

@@ -100,7 +100,9 @@ def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, Burial]:
             gone |= _own_blobs(store, holder, erased)
         if gone:
             burial.blobs[one.number] = gone
-        if one is not holder and one.id and (erased or gone or not holder.id):
+        if one is not holder and _is_in_use(
+            store, one
+        ):  # told in any case: what it may be planning to summarize is planned anew
             burial.sharers.append(one)
     if event.type in _TITLED and holder.id:
         burial.columns[holder.number] = tuple(name for name in LISTED if _holds(store, holder, name, seq))
@@ -125,7 +127,8 @@ def plan_erasure(store: Store, log: Log) -> Burial:
             taken += _forked(store, other, burial)
         if taken:
             burial.tombs[other.number] = sorted((each.seq, tomb(each, names=True)) for each in taken)
-            burial.sharers += [other] if other.id else []
+        if _is_in_use(store, other):
+            burial.sharers.append(other)
     for number, last in log.ancestry:
         ancestor = store.log_of(number)
         others = [other for other in store.sharers(number) if other.number != log.number]

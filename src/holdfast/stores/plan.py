@@ -309,7 +309,8 @@ def refuse_altering(before: Head, drafts: Sequence[Draft], now: int) -> None:
     for draft in drafts:
         if draft.type == "event.redacted" and view.held:
             raise SessionHeld("redact an event of", reason=f"event {view.held} says why")
-        if not locked or (draft.type == "view.compacted" and draft.run is not None):
+        told = draft.type == "event.redacted" and "by" in draft.data  # of what another session erased
+        if not locked or told or (draft.type == "view.compacted" and draft.run is not None):
             continue
         if draft.type in _ALTERING:
             raise ImmutableSession(_ALTERING[draft.type], until=until)
