@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,7 +214,7 @@ def test_erasing_replaces_the_key_of_the_session(encrypted_store: Store) -> None
     assert [event.data.get("reason") for event in session.events(limit=1)] == ["request"]
 
 
-def _bodies(store: Store) -> list[bytes]:
+def _bodies(store: Store) -> list[Any]:
     if isinstance(store, SQLiteStore):
         return [
             row[0]

@@ -41,6 +41,7 @@ class Burial:
     tombs: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)  # log -> (seq, what is left)
     blobs: dict[int, set[str]] = field(default_factory=dict)
     heads: dict[int, int] = field(default_factory=dict)  # log -> the head that this was planned at
+    readers: dict[int, set[int]] = field(default_factory=dict)  # log -> those who read from it
     columns: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of rows in the list of sessions
     whole: list[int] = field(default_factory=list)  # logs of which names, keys, index and every blob go as well
     dead: set[int] = field(default_factory=set)  # deleted logs among them
@@ -80,8 +81,9 @@ def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, Burial]:
         raise InvalidArgument(f"event {seq} of session {log.id!r} was erased before")
     ((number, _, _),) = log.segments(seq, seq)
     holder = log if number == log.number else store.log_of(number)
-    sharers = [other for other in store.sharers(number) if _reads(other, number, seq)]
-    burial = Burial(dead=set() if holder.id else {number})
+    readers = store.sharers(number)
+    sharers = [other for other in readers if _reads(other, number, seq)]
+    burial = Burial(dead=set() if holder.id else {number}, readers={number: {other.number for other in readers}})
     _refuse_unfinished(store.bare_head(number), event)
     texts = _texts(event)
     for one in (holder, *sharers):
@@ -116,7 +118,9 @@ def plan_erasure(store: Store, log: Log) -> Burial:
         raise SessionHeld("erase", reason=f"event {view_of(head.view).held} says why")
     burial = Burial(heads={log.number: head.head}, columns={log.number: LISTED}, whole=[log.number])
     _bury_own(store, log, log, head.head, burial)
-    for other in store.sharers(log.number):
+    readers = store.sharers(log.number)
+    burial.readers[log.number] = {other.number for other in readers}
+    for other in readers:
         theirs = store.bare_head(other.number)
         if view_of(theirs.view).held:
             raise SessionHeld("erase what is shared with", reason=f"its event {view_of(theirs.view).held} says why")

@@ -251,6 +251,9 @@ class MemoryStore(Store):
                 kept = self._memory.logs.get(number)
                 if kept is None or kept.head.head != planned:
                     raise Conflict(log.id, expected=planned, head=0 if kept is None else kept.head.head)
+            for number, readers in burial.readers.items():  # somebody may have forked meanwhile
+                if readers != {other.number for other in self.sharers(number)}:
+                    raise Conflict(log.id, expected=burial.heads[number], head=burial.heads[number])
             lease = self._lease(mine)
             if burial.whole and lease is not None and lease.alive:
                 raise SessionBusy(log.id, retry_after=lease.remaining)

@@ -150,6 +150,7 @@ SET_INDEXED = "INSERT INTO holdfast.indexed VALUES(%s,%s) ON CONFLICT(log) DO UP
 ADD_WORDS = "INSERT INTO holdfast.words VALUES(%s,%s,array_to_tsvector(%s::text[]))"
 MATCH = """SELECT seq FROM holdfast.words WHERE log = %s AND seq BETWEEN %s AND %s AND words @@ %s::tsquery
     ORDER BY seq DESC LIMIT %s"""
+READERS = "SELECT log FROM holdfast.lineage WHERE ancestor = %s"
 NEEDED = "SELECT 1 FROM holdfast.lineage WHERE ancestor = %s LIMIT 1"
 DROP_LINEAGE = "DELETE FROM holdfast.lineage WHERE ancestor = %s AND log = %s"
 SHARE_LOG = "SELECT 1 FROM holdfast.logs WHERE log = %s FOR SHARE"
@@ -616,6 +617,9 @@ class PostgresStore(Store):
                 head = heads[number]
                 if head is None or head.head != planned:
                     raise Conflict(log.id, expected=planned, head=0 if head is None else head.head)
+            for number, readers in burial.readers.items():  # somebody may have forked meanwhile
+                if readers != {reader for (reader,) in db.execute(READERS, (number,)).fetchall()}:
+                    raise Conflict(log.id, expected=burial.heads[number], head=burial.heads[number])
             if burial.whole:
                 lease = _lease(db, log.number)
                 if lease is not None and lease.alive:

@@ -114,6 +114,7 @@ INDEXED = "SELECT upto FROM indexed WHERE log = ?"
 SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET upto = ?2"
 ADD_WORDS = "INSERT INTO words(rowid, text) VALUES(?,?)"
 MATCH = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid DESC LIMIT ?"
+READERS = "SELECT log FROM lineage WHERE ancestor = ?"
 NEEDED = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
 DROP_LINEAGE = "DELETE FROM lineage WHERE ancestor = ? AND log = ?"
 FREE_NAME = "UPDATE logs SET id = NULL WHERE log = ?"
@@ -459,6 +460,9 @@ class SQLiteStore(Store):
                 head = _head(db, number, BARE_HEAD)
                 if head is None or head.head != planned:
                     raise Conflict(log.id, expected=planned, head=0 if head is None else head.head)
+            for number, readers in burial.readers.items():  # somebody may have forked meanwhile
+                if readers != {reader for (reader,) in many(db, READERS, (number,))}:
+                    raise Conflict(log.id, expected=burial.heads[number], head=burial.heads[number])
             if burial.whole:
                 lease = self._lease(db, log.number)
                 if lease is not None and lease.alive:
