@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
 
 LISTED = ("title", "metadata", "work_dir")  # columns of the list of sessions
+DERIVING = ("summary.added", "model.called", "fact.updated", "event.redacted")  # which make a plan out of date
 _TITLED = ("session.created", "session.changed", "session.forked", "view.restored")
 # Words of ours, which say nothing about what somebody said.
 _STRUCTURAL = frozenset(
@@ -46,6 +47,12 @@ class Burial:
     whole: list[int] = field(default_factory=list)  # logs of which names, keys, index and every blob go as well
     dead: set[int] = field(default_factory=set)  # deleted logs among them
     sharers: list[Log] = field(default_factory=list)  # living sessions that lose something: told in their own logs
+
+    @property
+    def bears_company(self) -> bool:
+        """Whether events that repeat nothing may have been added since the plan: not if all must go, and not if bytes
+        go that a new message might name."""
+        return not self.whole and not self.blobs
 
     def record(self, log: Log) -> dict[str, Any]:
         """What the log of a session says of this: which of its events are gone, and a digest that vouches for what is

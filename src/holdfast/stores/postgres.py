@@ -24,7 +24,7 @@ from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import Burial, shared_records
+from holdfast.stores.erasing import DERIVING, Burial, shared_records
 from holdfast.stores.keys import (
     Keys,
     blob_name,
@@ -150,6 +150,7 @@ SET_INDEXED = "INSERT INTO holdfast.indexed VALUES(%s,%s) ON CONFLICT(log) DO UP
 ADD_WORDS = "INSERT INTO holdfast.words VALUES(%s,%s,array_to_tsvector(%s::text[]))"
 MATCH = """SELECT seq FROM holdfast.words WHERE log = %s AND seq BETWEEN %s AND %s AND words @@ %s::tsquery
     ORDER BY seq DESC LIMIT %s"""
+HAS_TYPES = "SELECT 1 FROM holdfast.events WHERE log = %s AND seq > %s AND type = ANY(%s) LIMIT 1"
 READERS = "SELECT log FROM holdfast.lineage WHERE ancestor = %s"
 NEEDED = "SELECT 1 FROM holdfast.lineage WHERE ancestor = %s LIMIT 1"
 DROP_LINEAGE = "DELETE FROM holdfast.lineage WHERE ancestor = %s AND log = %s"
@@ -615,7 +616,7 @@ class PostgresStore(Store):
                     return batch.outcome, before  # an attempt whose answer was lost
             for number, planned in burial.heads.items():
                 head = heads[number]
-                if head is None or head.head != planned:
+                if head is None or (head.head != planned and not self._only_company(db, number, planned, burial)):
                     raise Conflict(log.id, expected=planned, head=0 if head is None else head.head)
             for number, readers in burial.readers.items():  # somebody may have forked meanwhile
                 if readers != {reader for (reader,) in db.execute(READERS, (number,)).fetchall()}:
@@ -654,6 +655,12 @@ class PostgresStore(Store):
                 for number in burial.heads:
                     self._heads.forget(number)
         return outcome
+
+    def _only_company(self, db: Connection, number: int, planned: int, burial: Burial) -> bool:
+        """Whether what was added since the plan repeats nothing that is to go."""
+        if not burial.bears_company:
+            return False
+        return db.execute(HAS_TYPES, (number, planned, list(DERIVING))).fetchone() is None
 
     def _bury_rows(self, db: Connection, number: int, stones: list[tuple[int, bytes]]) -> None:
         key = self._key(number, db)

@@ -13,7 +13,7 @@ from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.base import Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import Burial, shared_records
+from holdfast.stores.erasing import DERIVING, Burial, shared_records
 from holdfast.stores.keys import (
     Keys,
     blob_name,
@@ -114,6 +114,7 @@ INDEXED = "SELECT upto FROM indexed WHERE log = ?"
 SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET upto = ?2"
 ADD_WORDS = "INSERT INTO words(rowid, text) VALUES(?,?)"
 MATCH = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid DESC LIMIT ?"
+HAS_TYPES = "SELECT 1 FROM events WHERE event BETWEEN ? AND ? AND type IN (?,?,?,?) LIMIT 1"
 READERS = "SELECT log FROM lineage WHERE ancestor = ?"
 NEEDED = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
 DROP_LINEAGE = "DELETE FROM lineage WHERE ancestor = ? AND log = ?"
@@ -458,7 +459,11 @@ class SQLiteStore(Store):
         def job(db: Connection) -> Appended:
             for number, planned in burial.heads.items():
                 head = _head(db, number, BARE_HEAD)
-                if head is None or head.head != planned:
+                bounds = (number << SHIFT | planned + 1, number << SHIFT | 0xFFFFFFFF)
+                if head is None or (
+                    head.head != planned
+                    and not (burial.bears_company and one(db, HAS_TYPES, (*bounds, *DERIVING)) is None)
+                ):
                     raise Conflict(log.id, expected=planned, head=0 if head is None else head.head)
             for number, readers in burial.readers.items():  # somebody may have forked meanwhile
                 if readers != {reader for (reader,) in many(db, READERS, (number,))}:

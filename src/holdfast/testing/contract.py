@@ -307,10 +307,11 @@ class StoreContract:
     def test_a_burial_leaves_the_hash_and_is_all_or_nothing(self, store: Store, log: Log) -> None:
         store.append(log, [note("a secret"), note("no secret")], once="key")
         holder, burial = plan_redaction(store, log, 2)
-        store.append(log, [note("meanwhile")])
+        summary = {"message": {"role": "user", "text": "a secret"}, "covers": [[1, 3]], "usage": {}}
+        store.append(log, [Draft(type="summary.added", data=summary), note("meanwhile")])
         record = [Draft(type="event.redacted", data={"seq": 2, "reason": "r", **burial.record(holder)})]
         with pytest.raises(Conflict):
-            store.bury(holder, record, burial)  # planned before the last append
+            store.bury(holder, record, burial)  # planned before there was a summary
         assert texts(store.walk(log)) == ["a secret", "no secret", "meanwhile"]
         holder, burial = plan_redaction(store, log, 2)
         hashes = [row.hash for row in store.walk(log)]
