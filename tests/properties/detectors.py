@@ -290,14 +290,17 @@ def _stale_plans(seed: int) -> list[str]:
     with _stores() as stores:
         for store in stores:
             session = Session("s", store=store)
-            seqs = [session.add_message(Message.user(f"text {number}")) for number in range(9)]
+            session.add_messages([Message.user(f"text {number}") for number in range(9)])
             plan = plan_cut(store, session._log, store.head(session._log), strategy_of("keep_last_3"))
             session.clear()
             found += _not_refused(ViewChanged, lambda s=session, p=plan: s.store.append(s._log, p.drafts()))  # type: ignore[misc]
-            holder, burial = plan_redaction(store, session._log, seqs[2])
-            session.add_message(Message.user("meanwhile"))
-            draft = Draft(type="event.redacted", data={"seq": seqs[2], "reason": "x", **burial.record(holder)})
-            found += _not_refused(Conflict, lambda s=store, h=holder, d=draft, b=burial: s.bury(h, [d], b))  # type: ignore[misc]
+            other = Session("other", store=store)
+            other.add_messages([Message.user(f"text {number}") for number in range(9)])
+            for number, meanwhile in enumerate((lambda s=other: s.prune("summarize_old", threshold=3), other.fork)):  # type: ignore[misc]
+                holder, burial = plan_redaction(store, other._log, 3 + number)
+                meanwhile()
+                draft = Draft(type="event.redacted", data={"seq": 3 + number, "reason": "x", **burial.record(holder)})
+                found += _not_refused(Conflict, lambda s=store, h=holder, d=draft, b=burial: s.bury(h, [d], b))  # type: ignore[misc]
     return found
 
 

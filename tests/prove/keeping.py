@@ -223,7 +223,7 @@ class Secrets:
         self.gone: list[str] = []
         self.failures: list[str] = []
         self._done = False
-        self.pause = 0.06 if isinstance(store, PostgresStore) else 0.01
+        self.pause = 0.02 if isinstance(store, PostgresStore) else 0.005
         root = Session("root", store=store, title="a title")
         self.seqs = {root.add_message(Message.user(text)): text for text in self._texts()}
         root.add_messages([Message.user("harmless") for _ in range(4)])

@@ -161,7 +161,12 @@ MUTANTS = (
     mutant(
         "a burial that was planned for another log",
         "stale plans",
-        ("stores.sqlite", "if head is None or head.head != planned:", "if False:"),
+        ("stores.sqlite", "one(db, HAS_TYPES, (*bounds, *DERIVING)) is None", "True"),
+    ),
+    mutant(
+        "a burial that overlooks a new fork",
+        "stale plans",
+        ("stores.sqlite", "if readers != {", "if False and readers != {"),
     ),
     mutant(
         "a held session can be deleted",
@@ -243,7 +248,11 @@ MUTANTS = (
         ("stores.erasing", "if event.run is not None:\n        found +=", "if False:\n        found +="),
     ),
     mutant("a prune makes a session live longer", "histories", ("stores.plan", "else before.updated_at,", "else at,")),
-    mutant("an undo forgets what came later", "histories", ("pruning", '"ranges": [*then, *later]', '"ranges": then')),
+    mutant(
+        "an undo forgets what came later",
+        "histories",
+        ("pruning", "for first, last in later:", "for first, last in ():"),
+    ),
     mutant(
         "a prune parts a call from its result",
         "histories",

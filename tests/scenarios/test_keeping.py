@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from conftest import open_kind
 from holdfast import Agent, File, Message, Session, ToolContext, aio, tool
 from holdfast.cli.main import main
 from holdfast.errors import (
@@ -40,6 +39,7 @@ from holdfast.testing import FixedIds, call, error
 from holdfast.tools import remember
 from holdfast.worker.sweep import SweepReport, sweep
 from kit.documents import DictStore
+from kit.stores import open_kind
 from scenarios.ways import WAYS, Ask, asking
 
 Do = Callable[..., Any]

@@ -1,0 +1,42 @@
+"""The stores that tests run on, opened by kind."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
+from holdfast.stores.base import Store
+from holdfast.stores.documents import DocumentStore
+from kit.documents import DictStore
+
+names = itertools.count()
+
+
+def tables_of(store: PostgresStore) -> None:
+    """Empty the database: cheaper than a new one for each test. Past the triggers, which guard immutable sessions."""
+    tables = "logs, events, names, sessions, once, leases, snapshots, blobs, lineage, indexed, words"
+    qualified = ", ".join(f"holdfast.{name}" for name in f"{tables}, keeping, erasures, vault".split(", "))
+
+    def empty(db: Any) -> None:
+        db.execute("SET LOCAL session_replication_role = replica")
+        db.execute(f"TRUNCATE {qualified}")
+
+    store.server.transaction(empty)
+
+
+def open_kind(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if kind == "memory":
+        return MemoryStore()
+    if kind == "documents":
+        return DocumentStore(DictStore())
+    if kind == "sqlite":
+        store = SQLiteStore(tmp_path / f"sessions{next(names)}.db")
+        request.addfinalizer(store.close)
+        return store
+    shared: PostgresStore = request.getfixturevalue("shared_postgres")
+    tables_of(shared)
+    return shared
