@@ -197,9 +197,9 @@ class Pruning:
             at = seq - 1 - len(summaries)
             then = cut(store.view(log, at).visible, at)
             now = cut(view.visible, head.head)
-            later, _ = subtract(now, [*then, *summaries])
             if not summaries:  # the prune itself is no message, so what it parted grows together
                 join(then, seq, seq)
+            later, _ = subtract(now, [*then, *summaries])
             ranges = then
             for first, last in later:
                 join(ranges, first, last)
