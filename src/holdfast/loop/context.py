@@ -11,7 +11,7 @@ from holdfast.log.chain import estimate
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.messages import Message
 from holdfast.log.view import cut
-from holdfast.loop.cutting import model_event, newest_first
+from holdfast.loop.cutting import newest_first
 from holdfast.loop.prompt import own_events, shortened, tokens_of
 from holdfast.models.base import repaired
 from holdfast.stores.base import Log, Store
@@ -69,7 +69,11 @@ def sent_at(store: Store, log: Log, seq: int) -> Context:
     """What the model was sent by the call that event `seq` records, rebuilt from the log."""
     if isinstance(seq, bool) or not isinstance(seq, int):
         raise InvalidArgument(f"call={seq!r}: use the number of a model.called event; events(types=...) lists them")
-    called = model_event(store, log, seq)
+    called = store.event(log, seq)
+    if called.type != "model.called":
+        raise InvalidArgument(
+            f"event {seq} is {called.type}, not model.called: events(types='model.called') lists them"
+        )
     data = called.data
     if "context" not in data:
         raise CorruptLog(f"event {seq} was erased: what the model was sent is not known any more")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from holdfast.errors import AgentError, InvalidArgument
 from holdfast.log.chain import estimate
-from holdfast.log.events import MESSAGE_TYPES, SALT, Draft, Event
+from holdfast.log.events import MESSAGE_TYPES, SALT, Draft
 from holdfast.log.messages import Message
 from holdfast.log.view import Ranges, cut, subtract, view_of
 from holdfast.models.base import Done, Model, ModelRequest
@@ -127,13 +127,13 @@ def _cut_tail(store: Store, log: Log, found: Cut, strategy: Strategy, model: Mod
 
 
 def pinned_front(store: Store, log: Log, ranges: Ranges) -> list[Item]:
-    """What stays at the front of every prompt: opening system messages, and the summary of what is not shown."""
-    found: list[Item] = []
-    for item in islice(_oldest(store, log, ranges, page=1), OPENING):
-        if item.message.role != "system" and not item.is_summary:
-            break
-        found.append(item)
-    return found
+    """What stays at the front of every prompt, read from the beginning of the view."""
+    return leading(islice(_oldest(store, log, ranges, page=1), OPENING))
+
+
+def leading(items: Iterable[Item]) -> list[Item]:
+    """The opening system messages, and the summary of what is not shown."""
+    return list(takewhile(lambda item: item.message.role == "system" or item.is_summary, items))
 
 
 def _oldest(store: Store, log: Log, ranges: Ranges, page: int = OPENING) -> Iterator[Item]:
@@ -256,11 +256,3 @@ def _asked(model: Model, system: str, text: str) -> Done | None:
 
 def _used(done: Done) -> dict[str, int]:
     return {name: amount for name, amount in done.usage.to_dict().items() if amount}
-
-
-def model_event(store: Store, log: Log, seq: int) -> Event:
-    """The `model.called` event with this number."""
-    event = store.event(log, seq)
-    if event.type != "model.called":
-        raise InvalidArgument(f"event {seq} is {event.type}, not model.called: events(types='model.called') lists them")
-    return event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Any
@@ -12,7 +12,7 @@ from holdfast.errors import MissingState
 from holdfast.log.events import Event
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
 from holdfast.log.view import Ranges, cut, view_of
-from holdfast.loop.cutting import newest_first, pinned_front
+from holdfast.loop.cutting import leading, newest_first, pinned_front
 from holdfast.policy.pruning import Item
 from holdfast.stores.base import Log, Store
 from holdfast.stores.plan import Head
@@ -76,59 +76,31 @@ def loose_ends(store: Store, log: Log, seqs: Sequence[int]) -> str:
 
 class History:
     """The part of the conversation that goes into a prompt. It only ever gets shorter, from its old end; what is
-    pinned to its front stays."""
+    pinned to its front stays. It reads nothing: an event loop may shorten it."""
 
-    def __init__(
-        self,
-        items: Sequence[tuple[int, int, Message]],
-        *,
-        whole: bool,
-        after: int,
-        front: Callable[[], list[Item]] | None = None,
-    ) -> None:
-        self._items, self._start, self._after, self._front = items, 0, after, front
-        self._pinned: list[Item] = []
+    def __init__(self, items: Sequence[Item], *, whole: bool, after: int, front: Sequence[Item] = ()) -> None:
+        self._items, self._start, self._after = items, 0, after
+        self._pinned = list(front)  # what stands before the items although something between is left out
         self.whole = whole  # nothing older is visible
-        self.tokens = sum(tokens for _, tokens, _ in items)
-        if not whole:
-            self._pin()
-
-    def _pin(self) -> None:
-        """Read what stands at the front, once something after it is left out."""
-        if self._front is not None:
-            shown = {seq for seq, _, _ in self._items}
-            self._pinned, self._front = [item for item in self._front() if item.seq not in shown], None
-            self.tokens += sum(item.tokens for item in self._pinned)
+        self.tokens = sum(item.tokens for item in (*self._pinned, *items))
 
     def shorten(self, room: int) -> None:
         """Leave out the oldest messages until the rest fits."""
+        if self.tokens > room and self.whole:
+            self.whole, self._pinned = False, leading(self._items)
+            self._start = len(self._pinned)
         while self.tokens > room and self._start < len(self._items):
-            if self.whole:
-                self.whole = False
-                self._pin_from_items()
-            if self._start < len(self._items):
-                self.tokens -= self._items[self._start][1]
-                self._start += 1
-
-    def _pin_from_items(self) -> None:
-        """The front is among the messages that are here: it moves out of the way of what is left out."""
-        pinned = [] if self._front is None else self._front()
-        seqs = {item.seq for item in pinned}
-        while self._start < len(self._items) and self._items[self._start][0] in seqs:
+            self.tokens -= self._items[self._start].tokens
             self._start += 1
-        self._pinned, self._front = pinned, None
-
-    @property
-    def messages(self) -> list[Message]:
-        return [*(item.message for item in self._pinned), *(message for _, _, message in self._items[self._start :])]
 
     def unpin(self, room: int) -> None:
         """Give up the front from its end, if even that is too long."""
-        if self._front is not None:
-            self._pin_from_items()
-            self.whole = False
         while self._pinned and self.tokens > room:
             self.tokens -= self._pinned.pop().tokens
+
+    @property
+    def messages(self) -> list[Message]:
+        return [item.message for item in (*self._pinned, *self._items[self._start :])]
 
     @property
     def pinned(self) -> list[int]:
@@ -137,7 +109,7 @@ class History:
 
     @property
     def first_seq(self) -> int:
-        return self._items[self._start][0] if self._start < len(self._items) else self._after
+        return self._items[self._start].seq if self._start < len(self._items) else self._after
 
 
 def shortened(own: Sequence[Message], count: int) -> list[Message]:
@@ -185,7 +157,7 @@ class Window:
     def __init__(self) -> None:
         self._upto = 0
         self._ranges: Ranges = []
-        self._items: list[tuple[int, int, Message]] = []  # seq, tokens, message; oldest first
+        self._items: list[Item] = []  # oldest first
         self._room = self._edition = 0
         self._is_whole = False  # nothing older is visible
         self._lock = Lock()  # threads that share a session object get ready at the same time
@@ -207,14 +179,17 @@ class Window:
         whole = reached and (self._is_whole or fresh is visible)
         if reached:
             items = self._items + items
-        total = sum(tokens for _, tokens, _ in items)
+        total = sum(item.tokens for item in items)
         start = 0
         while total > room and start < len(items):
-            total -= items[start][1]
+            total -= items[start].tokens
             start += 1
         self._items, self._is_whole = items[start:], whole and start == 0
         self._upto, self._ranges, self._room, self._edition = head.head, visible, room, view.edition
-        front = lambda: pinned_front(store, log, visible)  # noqa: E731 - read only if it is needed
+        front: list[Item] = []
+        if not self._is_whole:
+            shown = {item.seq for item in self._items}
+            front = [item for item in pinned_front(store, log, visible) if item.seq not in shown]
         return History(self._items, whole=self._is_whole, after=head.head + 1, front=front)
 
     def _holds(self, visible: Ranges, room: int) -> bool:
@@ -224,14 +199,14 @@ class Window:
         return bool(self._items) and in_order and enough and cut(visible, self._upto) == self._ranges
 
 
-def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[tuple[int, int, Message]], bool]:
+def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[Item], bool]:
     """Messages of the ranges from the end, until the room is used up; and whether the beginning was reached."""
-    found: list[tuple[int, int, Message]] = []
+    found: list[Item] = []
     for item in newest_first(store, log, ranges):
         room -= item.tokens
         if room < 0:
             return found[::-1], False
-        found.append((item.seq, item.tokens, item.message))
+        found.append(item)
     return found[::-1], True
 
 
