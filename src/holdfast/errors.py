@@ -6,6 +6,7 @@ next, and each error carries its facts as attributes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
@@ -42,6 +43,25 @@ class LimitExceeded(InvalidArgument):
     def __init__(self, what: str, *, size: int, limit: int, hint: str) -> None:
         self.what, self.size, self.limit = what, size, limit
         super().__init__(f"{what} has {size} bytes, the limit is {limit}: {hint}")
+
+
+class BodyTooLarge(InvalidArgument):
+    """The body of a request is larger than the server reads."""
+
+    code, status = "body_too_large", 413
+
+    def __init__(self, limit: int, unit: str = "bytes") -> None:
+        self.limit, self.unit = limit, unit
+        super().__init__(f"the body has more than {limit} {unit}: send less, or in several requests")
+
+
+class UnsupportedMediaType(InvalidArgument):
+    """A request with a body that is not declared as JSON."""
+
+    code, status = "unsupported_media_type", 415
+
+    def __init__(self) -> None:
+        super().__init__("only JSON is read here: send Content-Type: application/json")
 
 
 class MissingUser(InvalidArgument):
@@ -146,7 +166,7 @@ class KeyReused(SessionError):
 
     def __init__(self, session_id: str, key: str) -> None:
         self.session_id, self.key = session_id, key
-        super().__init__(f"key {key!r} was used in session {session_id!r} with other content: use a new key")
+        super().__init__(f"key {key!r} was used in {session_id!r} with other content: use a new key")
 
 
 class LifecycleError(SessionError):
@@ -167,6 +187,16 @@ class TurnOpen(SessionError):
 
     def __init__(self, what: str) -> None:
         super().__init__(f"cannot {what} while a turn is unfinished: let it finish, or resume it first")
+
+
+class QueueFull(SessionError):
+    """Too many messages wait for their turn in one session."""
+
+    code, status = "queue_full", 429
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.retry_after = limit, 1.0
+        super().__init__(f"{limit} messages wait for their turn in this session already: wait, or cancel some of them")
 
 
 class NothingPending(SessionError):
@@ -296,6 +326,71 @@ class SearchUnavailable(SessionError):
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(f"session {session_id!r} is encrypted, so there is no index of its words: read its history")
+
+
+class Unauthorized(AgentError):
+    """No key, or none that is valid: whether it is unknown, expired or revoked is not told."""
+
+    code, status = "unauthorized", 401
+
+    def __init__(self) -> None:
+        super().__init__("a valid key is needed: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
+
+
+class Forbidden(AgentError):
+    """The key is valid, and may not do this; or the request comes from a place that is not served."""
+
+    code, status = "forbidden", 403
+
+
+class NotFound(AgentError):
+    """There is no such agent, run, fact or address, or it is somebody else's."""
+
+    code, status = "not_found", 404
+
+    def __init__(self, what: str, id: str) -> None:
+        self.what, self.id = what, id
+        super().__init__(f"{what} not found: {id}")
+
+
+class RequestTimeout(AgentError):
+    """The body of a request did not arrive in time."""
+
+    code, status = "request_timeout", 408
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(f"the body did not arrive within {seconds:g} s: send it again")
+
+
+class KeyInUse(AgentError):
+    """The first request with this Idempotency-Key is still being answered."""
+
+    code, status = "key_in_use", 409
+
+    def __init__(self, key: str) -> None:
+        self.key, self.retry_after = key, 1.0
+        super().__init__(f"the first request with Idempotency-Key {key!r} is still running: wait, then send it again")
+
+
+class TooManyRequests(AgentError):
+    """A key does more at once, or more often, than it is given."""
+
+    code, status = "too_many_requests", 429
+
+    def __init__(self, what: str, *, retry_after: float) -> None:
+        self.what, self.retry_after = what, retry_after
+        super().__init__(f"{what}: try again in {max(1, math.ceil(retry_after))} s")
+
+
+class Unavailable(AgentError):
+    """The server takes no more work, for example because it is being stopped."""
+
+    code, status = "unavailable", 503
+
+    def __init__(self, text: str, *, retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(text)
 
 
 class StoreError(AgentError):
@@ -447,6 +542,18 @@ class ScriptExhausted(AgentError):
     def __init__(self, length: int) -> None:
         self.length = length
         super().__init__(f"the script has {length} replies and was asked for one more: add an item to script=[...]")
+
+
+def from_code(code: str, text: str) -> AgentError:
+    """The error with this code as somebody else raised it: its class, code, status and text; not its other facts."""
+    for found in list(globals().values()):
+        if isinstance(found, type) and issubclass(found, AgentError) and found.code == code:
+            error = found.__new__(found)
+            Exception.__init__(error, text)
+            return error
+    error = AgentError(text)
+    error.code = code  # of a newer holdfast
+    return error
 
 
 def _end(until: int | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
-from holdfast.log.events import MESSAGE_TYPES, Draft, Event
+from holdfast.log.events import MESSAGE_TYPES, Draft, Event, message_data
 from holdfast.log.ids import checked_name
 from holdfast.log.messages import Message
 from holdfast.log.view import Turn, view_of
@@ -357,8 +357,12 @@ class Turns:
         )
 
     def _question_of(self, turn: Turn) -> str:
-        rows = self.store.read(self._log, turn.first, limit=1, types=["message.added"])
-        return Event(rows[0]).data.get("text", "") if rows else ""
+        if turn.question:
+            rows = self.store.read(self._log, turn.question, turn.question)
+        else:
+            rows = self.store.read(self._log, turn.first, limit=1, types=["message.added"])
+        text: str = message_data(Event(rows[0])).get("text", "") if rows else ""
+        return text
 
     @property
     def pending(self) -> list[Pending]:

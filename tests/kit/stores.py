@@ -19,7 +19,7 @@ names = itertools.count()
 def tables_of(store: PostgresStore) -> None:
     """Empty the database: cheaper than a new one for each test. Past the triggers, which guard immutable sessions."""
     tables = "logs, events, names, sessions, once, leases, snapshots, blobs, lineage, indexed, words"
-    qualified = ", ".join(f"holdfast.{name}" for name in f"{tables}, keeping, erasures, vault".split(", "))
+    qualified = ", ".join(f"holdfast.{name}" for name in f"{tables}, keeping, erasures, vault, slips, work".split(", "))
 
     def empty(db: Any) -> None:
         db.execute("SET LOCAL session_replication_role = replica")

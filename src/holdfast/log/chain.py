@@ -26,7 +26,8 @@ def genesis(origin: str) -> bytes:
 
 
 # Levels that an event adds around a value that somebody gave.
-_ROOM = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3, "summary.added": 3}
+_ROOM = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3, "message.queued": 3}
+_ROOM["summary.added"] = 3
 
 
 def payloads(drafts: Sequence[Draft]) -> list[bytes]:

@@ -34,6 +34,8 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "session.erased",
         "retention.set",
         "message.added",
+        "message.queued",
+        "run.dropped",
         "summary.added",
         "state.set",
         "state.deleted",
@@ -72,7 +74,7 @@ VERSIONS: dict[str, int] = dict.fromkeys(
 # (type, old version) -> a function from the old data to the data of the next version.
 UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
-MESSAGE_TYPES = ("message.added", "model.replied", "tool.returned", "summary.added")
+MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "tool.returned", "summary.added")
 COMMITMENT = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
 
 

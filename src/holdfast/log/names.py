@@ -30,6 +30,8 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
         return [("fact/" + data["id"], seq, seq)]
     if type == "fact.removed":
         return [("fact/" + data["id"], seq, None)]
+    if type == "message.queued":
+        return [("run/" + data["run"], seq, seq)]
     if type in ("session.created", "session.changed", "session.forked"):
         return [(name, seq, seq) for name in NAMED_FIELDS if name in data]
     if type == "view.rewound":
@@ -56,6 +58,7 @@ HAS_NAMES = frozenset(
         "fact.added",
         "fact.updated",
         "fact.removed",
+        "message.queued",
         "session.created",
         "session.changed",
         "session.forked",
@@ -71,7 +74,7 @@ def value_of(name: str, type: str, data: dict[str, Any]) -> Any:  # noqa: ANN401
     scope, _, rest = name.partition("/")
     if type == "state.set":
         return data["value"]
-    if scope == "fact" or name == "retention":
+    if scope in ("fact", "run") or name == "retention":
         return data
     if type == "view.restored" and scope == "state":
         return data["state"][rest]

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from holdfast.errors import LifecycleError, NothingPending, TurnOpen, ViewChanged
+from holdfast.errors import LifecycleError, NothingPending, QueueFull, TurnOpen, ViewChanged
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.spans import microseconds
@@ -31,7 +31,6 @@ UNMARKED = frozenset(
         "message.added",
         "session.changed",
         "session.created",
-        "session.imported",
         "state.deleted",
         "state.set",
     )
@@ -55,6 +54,7 @@ _LIFE = {
 }
 
 
+MAX_QUEUE = 1000  # runs that wait for their turn; a server may set a lower limit
 MAX_CUTS = 32  # prunes and compactions that can be undone; older ones stay as they are
 TURN_ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
 
@@ -79,6 +79,7 @@ class Turn:
     waiting: bool = False
     parked: bool = False
     attempts: int = 0  # how often it was taken up again after its process had gone
+    question: int = 0  # the queued message that it answers; 0: it brought its own
 
     def to_json(self) -> list[Any]:
         return [getattr(self, name) for name in _TURN]
@@ -106,6 +107,7 @@ class View:
     immutable: bool = False
     ttl: int | None = None  # microseconds after the last activity; None: for ever
     retention: int = 0  # the event that says how long the session is kept
+    queue: list[list[Any]] = field(default_factory=list)  # [run, its message.queued] of what is to be run, in order
     measured: list[int] = field(default_factory=list)  # tokens of the last model call: estimated, and as reported
 
     @property
@@ -144,9 +146,15 @@ class View:
             if self.life != "live":
                 raise LifecycleError("run", status=self.status, legal=MOVES[self.status])
             assert run is not None
-            self.turn, self.begun = Turn(run=run, first=seq), True
+            question = data.get("question", 0)
+            own = [[question, question]] if question else []
+            self.turn, self.begun = Turn(run=run, first=seq, question=question, own=own), True
             self.released = False
             self._close_last(seq - 1)
+        elif type == "message.queued":
+            self._enqueue(seq, run or "", data)
+        elif type == "run.dropped":
+            self._dequeue(run)
         elif type == "summary.added":  # the compaction that follows gives it its place
             self._use(data)
             if turn is not None:
@@ -186,7 +194,7 @@ class View:
         elif type == "session.released":
             self.held, self.released = 0, True
         elif type == "session.erased":
-            self.turn, self.life, self.ranges, self.loose = None, "erased", [], []
+            self.turn, self.life, self.ranges, self.loose, self.queue = None, "erased", [], [], []
             self.edition, self.cuts, self.held, self.immutable, self.failed = seq, [], 0, False, False
         elif type in ("view.rewound", "view.restored"):
             if turn is not None:
@@ -195,12 +203,34 @@ class View:
             self.edition, self.cuts = seq, []
         elif type == "session.forked":
             self.begin_anew()
+        elif type == "session.imported":
+            self.queue = []  # what was to be run there is not run here as well
 
     def begin_anew(self) -> None:
         """A fork has the messages of its parent, and a life of its own."""
         self.turn, self.life, self.turns, self.usage, self.loose = None, "live", 0, {}, []
         self.held, self.failed, self.released, self.immutable, self.ttl = 0, False, False, False, None
-        self.retention = 0
+        self.retention, self.queue = 0, []
+
+    def _enqueue(self, seq: int, run: str, data: dict[str, Any]) -> None:
+        """Admit a message: it is shown when its turn answers it, and stands in the log where it came in."""
+        if self.life != "live":
+            raise LifecycleError("run", status=self.status, legal=MOVES[self.status])
+        mode = data.get("on_busy")
+        if mode == "reject" and (self.turn is not None or self.queue):
+            raise TurnOpen("take a message")
+        if len(self.queue) >= MAX_QUEUE:
+            raise QueueFull(MAX_QUEUE)
+        running = self.turn is not None and bool(self.queue) and self.queue[0][0] == self.turn.run
+        self.queue.insert(int(running) if mode == "interrupt" else len(self.queue), [run, seq])
+        self._close_last(seq - 1)
+        if self.turn is None:
+            self.ranges.append([seq + 1, 0])
+        else:
+            self.turn.mixed = True
+
+    def _dequeue(self, run: str | None) -> None:
+        self.queue = [entry for entry in self.queue if entry[0] != run]
 
     def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any]) -> None:
         if type == "summary.added":
@@ -219,6 +249,8 @@ class View:
             self.measured = [data["tokens"], 0]
         elif type == "model.replied" and self.measured:
             self.measured[1] = data.get("usage", {}).get("input_tokens", 0)
+        if type in TURN_ENDS or type in ("turn.waiting", "turn.parked"):
+            self._dequeue(turn.run)  # nothing is left to be run, or not before a person says so
         # Events of a turn that has ended may have been erased: what is left of them is enough for these rules.
         if type == "tool.called":
             turn.calls[data.get("call_id", "")] = [seq, data.get("name", "")]
@@ -232,6 +264,9 @@ class View:
             turn.waiting, turn.attempts = True, 0  # it got this far without ending its process
         elif type == "turn.resumed":
             turn.attempts = 0 if turn.waiting else turn.attempts + 1
+            if turn.question:
+                self._dequeue(turn.run)
+                self.queue.insert(0, [turn.run, turn.question])
             turn.waiting = turn.parked = self.released = False
         elif type == "turn.parked":
             turn.parked = True
@@ -277,6 +312,8 @@ class View:
             self.turns += 1
             if not turn.mixed:
                 # Nothing in between is a message of anybody else: one range, which joins its neighbours.
+                if turn.question:
+                    join(self.ranges, turn.question, turn.question)
                 join(self.ranges, turn.first, seq)
             else:
                 for first, last in turn.own:
@@ -297,13 +334,13 @@ class View:
 
 
 _SORTED = orjson.OPT_SORT_KEYS
-_RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention")
+_RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention", "queue")
 
 
 def view_of(data: bytes) -> View:
     """The view behind the bytes of a snapshot. Version 1 ended after `loose`."""
     _version, ranges, turn, life, begun, turns, usage, loose, *more = codec.decode(data)
-    opened = None if turn is None else Turn(**dict(zip(_TURN, turn, strict=True)))
+    opened = None if turn is None else Turn(**dict(zip(_TURN, turn, strict=False)))  # an older one has fewer fields
     view = View(ranges=ranges, turn=opened, life=life, begun=begun, turns=turns, usage=usage, loose=loose)
     if more:
         view.edition, view.measured = more[0], more[1]

@@ -169,6 +169,8 @@ async def _closed(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
 def _told(world: World, event: ModelEvent) -> StreamEvent:
     """A model's event as a stream tells it; deltas pass as they are."""
     crashpoint("between deltas")
+    if world.stopped:
+        world.refuse_stopped()
     world.heard()
     if type(event) is TextDelta:
         world.shown.append(event.text)

@@ -211,6 +211,9 @@ def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[Ite
 
 
 def own_events(store: Store, log: Log, run: str, first: int, last: int) -> list[Event]:
-    """The events of one turn, decisions about it included; what it did to make room is no part of it."""
+    """The events of one turn from its `turn.started` on, before them the queued message that it answers. Decisions
+    about it are included; what it did to make room is no part of it."""
     events = [Event(row) for row in store.read(log, first, last) if row.type != "summary.added"]
-    return [event for event in events if event.run == run or event.type == "approval.decided"]
+    question = events[0].data.get("question") if events and events[0].type == "turn.started" else None
+    asked = [] if not question else [store.event(log, question)]
+    return [*asked, *(event for event in events if event.run == run or event.type == "approval.decided")]

@@ -25,6 +25,7 @@ _CARRIAGE = (
     "view.compacted",
     "view.pruned",
 )
+_ASKING = ("message.added", "message.queued")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +101,9 @@ def _turn(events: list[Event], messages: dict[int, Message]) -> RecordedTurn:
         elif event.type == "tool.returned":
             part: Any = messages[event.seq].parts[0]
             results.setdefault(event.data["name"], []).append((part.content, part.is_error))
-        elif event.type == "message.added" and event is next(e for e in events if e.type == "message.added"):
+        elif event.type in _ASKING and event is next(e for e in events if e.type in _ASKING):
             question = _afresh(messages[event.seq], event.author)
-    started = events[0]
+    started = next(event for event in events if event.type == "turn.started")
     return RecordedTurn(started.seq, question, dict(started.data.get("options", {})), events, replies, results)
 
 
@@ -173,12 +174,14 @@ def compared(number: int, recorded: Sequence[Event], replayed: Sequence[Event]) 
 
 
 def _acts(events: Sequence[Event]) -> list[Event]:
-    """The events that did something: a call that was interrupted and made again counts once."""
+    """The events that did something: a call that was interrupted and made again counts once, the question is given."""
+    asked = next((event for event in events if event.type in _ASKING), None)
     followers = {one.seq: two.type for one, two in pairwise(events)}
     return [
         event
         for event in events
-        if event.type not in _CARRIAGE
+        if event is not asked
+        and event.type not in _CARRIAGE
         and not (event.type == "model.called" and followers.get(event.seq) == "model.interrupted")
     ]
 
@@ -194,5 +197,6 @@ def _essence(event: Event) -> dict[str, Any]:
         data = {"name": data["name"], "content": content, "is_error": part.get("is_error", False)}
     if event.type == "turn.started":
         data.pop("metadata", None)
+        data.pop("question", None)
         data.pop("agent", None)
     return {"type": event.type, **data}

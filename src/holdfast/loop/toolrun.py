@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from holdfast.errors import AgentError, NotJSON
+from holdfast.errors import AgentError, NotJSON, TurnCancelled
 from holdfast.ids import Ids, crashpoint
 from holdfast.log import codec
 from holdfast.log.events import Draft
@@ -53,7 +53,7 @@ class Batch:
     ids: Ids
     check: Callable[[], None]  # raises if the lease is somebody else's: a process that slept too long starts nothing
     running: list[Running] = field(default_factory=list)
-    mailbox: SimpleQueue[tuple[Running, Draft] | ToolProgress] = field(default_factory=SimpleQueue)
+    mailbox: SimpleQueue[tuple[Running, Draft] | ToolProgress | None] = field(default_factory=SimpleQueue)
 
     def add(
         self, call: Call, tool: Tool, context: Callable[[threading.Event, Callable[[str], None]], ToolContext]
@@ -63,6 +63,10 @@ class Batch:
         seconds = tool.timeout or DEFAULT_TIMEOUT
         kwargs = tool.validate(call.arguments)
         self.running.append(Running(call, tool, kwargs, told, cancelled, self.ids.elapsed() + seconds))
+
+    def stop(self) -> None:
+        """Nobody waits for the results any more."""
+        self.mailbox.put(None)
 
     # -- on threads ------------------------------------------------------------------------------------------------
 
@@ -87,6 +91,8 @@ class Batch:
                     waiting.remove(one)
                     yield one, self._timed_out(one)
                 continue
+            if item is None:
+                raise TurnCancelled
             if isinstance(item, ToolProgress):
                 yield item
             elif item[0] in waiting:  # else it came after its time had run out
@@ -139,6 +145,8 @@ class Batch:
                         item = self.mailbox.get_nowait()
                     except Empty:
                         break
+                    if item is None:
+                        raise TurnCancelled
                     if isinstance(item, ToolProgress):
                         yield item
                     elif item[0] in waiting:

@@ -17,6 +17,7 @@ from holdfast.errors import (
     LifecycleError,
     SessionBusy,
     StaleEpoch,
+    TurnCancelled,
     TurnOpen,
     TurnParked,
     ViewChanged,
@@ -24,11 +25,12 @@ from holdfast.errors import (
 from holdfast.ids import crashpoint
 from holdfast.log import codec
 from holdfast.log.chain import estimate
-from holdfast.log.events import MESSAGE_TYPES, Draft
+from holdfast.log.events import Draft, Event
 from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, cut, view_of
 from holdfast.loop.context import Context, parts_of
 from holdfast.loop.cutting import frees, plan_cut
+from holdfast.loop.outcome import response_of, work_of
 from holdfast.loop.output import OutputShape
 from holdfast.loop.prompt import (
     FACTS_BYTES,
@@ -43,12 +45,12 @@ from holdfast.loop.prompt import (
     shortened,
     tokens_of,
 )
-from holdfast.loop.response import Pending, Response
+from holdfast.loop.response import Response
 from holdfast.loop.settings import Settings
 from holdfast.loop.toolrun import Batch
 from holdfast.loop.tools import BadArguments, ToolContext
-from holdfast.loop.turn import Call, Rules, Work, loose_calls, settlement, tool_calls_of
-from holdfast.models.base import ModelRequest, ToolSpec, Usage, repaired
+from holdfast.loop.turn import Call, Rules, Work, loose_calls, settlement
+from holdfast.models.base import ModelRequest, ToolSpec, repaired
 from holdfast.models.faults import redacted
 from holdfast.policy.budget import Budget
 from holdfast.policy.pruning import Strategy, strategy_of
@@ -56,7 +58,7 @@ from holdfast.policy.retention import Retention
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
 from holdfast.stores.plan import Head
-from holdfast.stores.portable import message_draft, message_of
+from holdfast.stores.portable import message_draft
 from holdfast.stores.renewal import Renewal
 
 NO_CONTEXT = ToolContext()  # for tools that do not ask for one
@@ -83,6 +85,9 @@ class World:
         self.options = {**settings.options, **(options or {})}
         self.work = Work(run=store.ids.new())
         self.epoch = 0
+        self.at = 0  # the last event of this turn's last append
+        self.stopped = False  # somebody asked for its end
+        self._batch: Batch | None = None  # the tools under way
         self.renewal: Renewal | None = None
         self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
         self._until: float | None = None  # when the effect under way has outlived its time
@@ -106,12 +111,19 @@ class World:
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
-    def open_with(self, message: Message, metadata: Mapping[str, Any] | None) -> list[Draft] | None:
+    def open_with(
+        self, message: Message, metadata: Mapping[str, Any] | None, queued: Event | None = None
+    ) -> list[Draft] | None:
         """Get ready to ask `message`: the events of the first append, which also takes the lease; None if somebody else
-        is at work. A turn that a crash left behind is settled first."""
+        is at work. A turn that a crash left behind is settled first. `queued` is the event that brought the message,
+        if it is in the log already."""
         head = self.store.head(self.log)
         view = view_of(head.view)
         self._refuse(view)
+        if queued is not None:
+            if not any(seq == queued.seq for _, seq in view.queue):
+                raise TurnCancelled  # taken from the queue meanwhile, or run by somebody else
+            self.work = Work(run=queued.run or "")
         settled: list[Draft] = []
         if view.turn is not None:
             lease = self.store.lease(self.log)
@@ -121,21 +133,26 @@ class World:
         started: dict[str, Any] = {"agent": self.settings.name, "options": self._stored_options()}
         if metadata:
             started["metadata"] = dict(metadata)
-        question = message_draft(message, self.store.limits, run=self.work.run)
-        drafts = [*settled, Draft(type="turn.started", run=self.work.run, data=started), question]
+        if queued is None:
+            question = message_draft(message, self.store.limits, run=self.work.run)
+            asked = [question]
+        else:
+            question, asked = Draft(type=queued.type, data=queued.data), []
+            started["question"] = queued.seq
+        drafts = [*settled, Draft(type="turn.started", run=self.work.run, data=started), *asked]
         self._prepare(head, view)
         if settled:  # what was settled is history now: read it as the next turn will see it
             self._claim(settled, head)
             try:
                 head = self.store.head(self.log)
                 self._prepare(head, view_of(head.view))
-                self.store.append(self.log, drafts[len(settled) :], epoch=self.epoch)
+                self.at = self.store.append(self.log, drafts[len(settled) :], epoch=self.epoch).last
             except BaseException:
                 self.give_back()
                 raise
             drafts = []
         self.work.take("turn.started", started)
-        self.work.take("message.added", question.data, message)
+        self.work.take(question.type, question.data, message)
         self._head = head
         return drafts
 
@@ -186,7 +203,8 @@ class World:
         since = self.store.ids.elapsed()
         claim = Claim(holder=holder(self.work.run), seconds=seconds)
         expected = None if head is None else head.head
-        self.epoch = self.store.append(self.log, drafts, claim=claim, expected=expected).epoch
+        done = self.store.append(self.log, drafts, claim=claim, expected=expected)
+        self.epoch, self.at = done.epoch, done.last
         self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since)
         self.renewal.__enter__()
 
@@ -194,14 +212,9 @@ class World:
         """The fold of the open turn's events."""
         turn = view.turn
         assert turn is not None
-        work = Work(run=turn.run)
-        for event in own_events(self.store, self.log, turn.run, turn.first, head.head):
-            message = None
-            if event.type in MESSAGE_TYPES:
-                (row,) = self.store.read(self.log, event.seq, event.seq)
-                message = message_of(self.store, self.log, row)
-            work.take(event.type, event.data, message)
-        return work
+        return work_of(
+            self.store, self.log, turn.run, own_events(self.store, self.log, turn.run, turn.first, head.head)
+        )
 
     def _prepare(self, head: Head, view: View) -> None:
         """Read what every step of this turn sends: instructions, facts, history."""
@@ -343,7 +356,8 @@ class World:
             self._claim(drafts, self._head)
         else:
             self.renewal.allow(None)  # while it writes, nobody waits for an effect
-            self.retained = self.store.append(self.log, drafts, epoch=self.epoch, release=last).retained
+            done = self.store.append(self.log, drafts, epoch=self.epoch, release=last)
+            self.retained, self.at = done.retained, done.last
             self._limit_effect()
         self.left = []
         self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
@@ -353,6 +367,7 @@ class World:
 
     def proceed(self, drafts: list[Draft], called: Draft) -> bool:
         """Record what there is and that the model is called; False, and nothing done, if the session was paused."""
+        self.refuse_stopped()
         try:
             self._check_budget()
         except BudgetExceeded:
@@ -417,6 +432,7 @@ class World:
             batch.add(call, tool, lambda cancelled, told, call=call: self._context(call, cancelled, told))  # type: ignore[misc]
         self._until = max(one.deadline for one in batch.running) + 1
         self._limit_effect()
+        self._batch = batch
         return batch
 
     def heard(self) -> None:
@@ -426,7 +442,7 @@ class World:
 
     def effect_over(self) -> None:
         """The effect that was waited for is over, however long the rest takes."""
-        self._until = None
+        self._until = self._batch = None
         self._limit_effect()
 
     def _limit_effect(self) -> None:
@@ -520,35 +536,26 @@ class World:
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def response(self) -> Response:
-        work = self.work
-        answer = work.answer
-        text = "" if answer is None else answer.text
-        waiting = [call for call in work.unanswered if call.undecided]
-        usage = {name: work.usage.get(name, 0) for name in Usage.__dataclass_fields__}
-        return Response(
-            text=text,
-            output=self.shape.read(text) if self.shape is not None and answer is not None else None,
-            tool_calls=tool_calls_of(work),
-            usage=Usage(**usage),
-            steps=work.steps,
-            messages=list(work.shown),
-            status="finished" if answer is not None else "waiting",
-            pending=[
-                Pending(
-                    call_id=call.id, name=call.name, arguments=call.arguments, payload=call.payload, reason=call.reason
-                )
-                for call in waiting
-            ],
-            run_id=work.run,
-            stop_reason=work.stop_reason,
-        )
+        return response_of(self.work, self.shape)
+
+    def stop(self) -> None:
+        """Ask the turn to end, from another thread: at the next word of the model, or as soon as it waits for tools."""
+        self.stopped = True
+        batch = self._batch
+        if batch is not None:
+            batch.stop()
+
+    def refuse_stopped(self) -> None:
+        if self.stopped:
+            raise TurnCancelled
 
     def fail(self, error: BaseException) -> None:
         """Record that the turn ended without an answer, if this process still holds it."""
         if self.renewal is None or self.work.ended:
             self.close()
             return
-        cancelled = isinstance(error, GeneratorExit | KeyboardInterrupt) or type(error).__name__ == "CancelledError"
+        cancelled = isinstance(error, GeneratorExit | KeyboardInterrupt | TurnCancelled)
+        cancelled = cancelled or type(error).__name__ == "CancelledError"
         data: dict[str, Any] = {"usage": {"milliseconds": self._elapsed()}}
         if not cancelled:
             code = error.code if isinstance(error, AgentError) else "error"
@@ -561,7 +568,7 @@ class World:
         ended = Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.work.run, data=data)
         drafts = [*self.left, *loose_calls(self.work), ended]
         try:
-            self.store.append(self.log, drafts, epoch=self.epoch, release=True)
+            self.at = self.store.append(self.log, drafts, epoch=self.epoch, release=True).last
         except AgentError:
             pass  # taken over, or the store is away: what is stored tells the truth, and the first error is raised
         finally:

@@ -98,7 +98,7 @@ class Info(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A session that the sweep should look at."""
+    """A session that should be looked at: by the sweep, or by whoever runs what was admitted."""
 
     tenant: str
     log: Log
@@ -213,6 +213,10 @@ class Store(SessionStore, ABC):
     def due(self, now: int, *, limit: int) -> list[Due]:
         """Sessions that the sweep should look at; of every tenant, if this store is bound to none."""
 
+    @abstractmethod
+    def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
+        """Sessions with admitted runs that are not over, by number; of every tenant, if this store is bound to none."""
+
     def tidy(self) -> None:
         """After much was removed: leave nothing of it behind that this store could still clear away."""
 
@@ -271,6 +275,11 @@ class Store(SessionStore, ABC):
     @abstractmethod
     def bare_head(self, number: int) -> Head: ...
 
+    @abstractmethod
+    def heads(self, numbers: Sequence[int]) -> dict[int, int]:
+        """The last seq of each of these logs that is not deleted, read at once: what readers of streams ask again and
+        again."""
+
     def own_blob(self, number: int, digest: str) -> bytes | None:
         """The bytes, if this very log holds them."""
         return self._blob(number, digest)
@@ -283,6 +292,30 @@ class Store(SessionStore, ABC):
 
     @abstractmethod
     def lease(self, log: Log) -> Lease | None: ...
+
+    # -- slips: small values under a key, beside the logs ----------------------------------------------------------
+
+    @abstractmethod
+    def put_slip(
+        self, space: str, key: str, value: bytes, *, only_new: bool = False, expires: int | None = None
+    ) -> bytes | None:
+        """Keep a value until `expires` (microseconds since 1970; None: for ever), in place of what was there. With
+        `only_new`, what is there stays, and its value is returned; None means that ours was written. Of any number of
+        callers in any number of processes, one gets None. Values are not encrypted by the store."""
+
+    @abstractmethod
+    def slip(self, space: str, key: str) -> bytes | None: ...
+
+    @abstractmethod
+    def slips(self, space: str, *, after: str | None = None, limit: int = PAGE) -> list[tuple[str, bytes]]:
+        """Keys and values, in order of key; `after` is the last key of the page before."""
+
+    @abstractmethod
+    def drop_slip(self, space: str, key: str) -> bool: ...
+
+    @abstractmethod
+    def purge_slips(self, now: int, limit: int = PAGE) -> int:
+        """Remove those of every tenant that expired at or before `now`, the oldest first; returns how many."""
 
     # -- reading one log, without its ancestors --------------------------------------------------------------------
 

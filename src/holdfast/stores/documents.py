@@ -3,7 +3,7 @@
 Every change loads nothing and saves one document, which holds the view and the whole log beside it; so the cost of a
 change grows with the session, which is what such a store offers. Leases, fencing and atomic updates hold within this
 process only. A fork is a copy. What is no session (user and app state, entities) lives under ids that begin with
-`holdfast:`, hidden from listings.
+`holdfast:`, hidden from listings. Slips are kept in the memory of this process, and go with it.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from holdfast.stores.plan import (
     request,
 )
 from holdfast.stores.rows import new_log, replay, searchable
+from holdfast.stores.slips import MemorySlips
 
 
 class Kept:
@@ -53,7 +54,7 @@ class Kept:
         self.due: int | None = None  # when the sweep looks at it
 
 
-class _Memory:
+class Memory:
     """What the store objects of all tenants share."""
 
     def __init__(self) -> None:
@@ -61,14 +62,15 @@ class _Memory:
         self.logs: dict[int, Kept] = {}
         self.names: dict[tuple[str, str, str], int] = {}
         self.last = 0
+        self.slips: dict[tuple[str, str, bytes], tuple[bytes, int | None]] = {}  # value, expires
 
 
-class MemoryStore(Store):
+class MemoryStore(MemorySlips, Store):
     """Sessions that live as long as the process: for tests, and the default when no store is named."""
 
     def __init__(self, *, ids: Ids = REAL, limits: Limits | None = None, tenant: str = "") -> None:
         super().__init__(ids=ids, limits=limits, tenant=tenant)
-        self._memory = _Memory()
+        self._memory = Memory()
 
     def close(self) -> None:
         """Nothing to close: what is here goes with the object."""
@@ -309,6 +311,18 @@ class MemoryStore(Store):
             found = [self._memory.logs[number] for _, number in sorted(waiting)[:limit]]
             return [Due(kept.tenant, kept.log) for kept in found]
 
+    def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
+        with self._memory.lock:
+            found = [
+                Due(kept.tenant, kept.log)
+                for number, kept in sorted(self._memory.logs.items())
+                if number > after
+                and not kept.deleted
+                and self.tenant in ("", kept.tenant)
+                and b'"queue":' in kept.head.view
+            ]
+            return found[:limit]
+
     def put_off(self, log: Log, due: int | None) -> None:
         with self._memory.lock:
             kept = self._memory.logs.get(log.number)
@@ -356,6 +370,11 @@ class MemoryStore(Store):
         with self._memory.lock:
             number = self._memory.names.get((self.tenant, kind, id))
             return None if number is None else self._memory.logs[number].log
+
+    def heads(self, numbers: Sequence[int]) -> dict[int, int]:
+        with self._memory.lock:
+            found = {number: self._memory.logs.get(number) for number in numbers}
+            return {number: kept.head.head for number, kept in found.items() if kept is not None and not kept.deleted}
 
     def head(self, log: Log) -> Head:
         with self._memory.lock:

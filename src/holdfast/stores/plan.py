@@ -141,6 +141,7 @@ class Batch:
     session: dict[str, Any] | None = None  # changed columns of the session's row
     keep: Keep | None = None  # what the sweep and the triggers must know, if that changed
     active: int | None = None  # when an immutable session was last active: the triggers count from it
+    work: bool | None = None  # whether something is to be run here now, if that changed
     claim: Claim | None = None
     release: bool = False
 
@@ -148,7 +149,7 @@ class Batch:
     def simple(self) -> bool:
         """Only events and names: the common case, which a store may write in one statement."""
         special = (self.blobs, self.once, self.snapshot, self.session, self.claim, self.release, self.keep, self.active)
-        return not any(special)
+        return self.work is None and not any(special)
 
 
 def request(
@@ -233,10 +234,10 @@ def plan(
             session |= columns_of(draft.type, draft.data)
         if draft.blobs:
             blobs |= draft.blobs
-    view, marks, snapshot, keep = before.view, before.marks, None, None
+    view, marks, snapshot, keep, work = before.view, before.marks, None, None, None
     if any(marked):
         folded = view_of(view)
-        status = folded.status
+        status, had_work = folded.status, bool(folded.queue)
         for draft, row in zip(drafts, rows, strict=True):
             folded.apply(row.seq, draft.type, draft.run, draft.data)
         view, busy = folded.to_bytes(), folded.turn is not None or folded.life == "erased"
@@ -247,6 +248,8 @@ def plan(
             marks, snapshot = 0, view
         if folded.status != status:
             session["status"] = folded.status
+        if bool(folded.queue) != had_work:
+            work = not had_work
     last = rows[-1] if rows else None
     head = Head(
         head=last.seq if last else before.head,
@@ -276,6 +279,7 @@ def plan(
         session=session or None,
         keep=keep,
         active=head.updated_at if b'"immutable":true' in view else None,
+        work=work,
         claim=asked.claim,
         release=asked.release,
     )

@@ -63,6 +63,7 @@ from holdfast.stores.rows import (
     session_columns,
     session_row,
 )
+from holdfast.stores.slips import PostgresSlips
 from holdfast.stores.vault import DataKey, MasterKey
 
 LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent,
@@ -77,6 +78,7 @@ LOCK_HEAD = HEAD + " FOR UPDATE"
 BARE_HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM holdfast.logs WHERE log = %s"
 LOCK_BARE_HEAD = BARE_HEAD + " FOR UPDATE"
 LOCK_PARENT = "SELECT 1 FROM holdfast.logs WHERE log = %s AND id IS NOT NULL FOR SHARE"
+HEADS = "SELECT log, head FROM holdfast.logs WHERE log = ANY(%s::bigint[]) AND id IS NOT NULL"
 MOVE = """UPDATE holdfast.logs SET head=%s, hash=%s, epoch=%s, tokens=%s, view=%s, busy=%s, marks=%s, updated_at=%s
     WHERE log = %s"""
 EVENT_COLUMNS = "log, seq, at, type, header, tokens, body, tomb, hash, marked"
@@ -168,6 +170,7 @@ PURGE = (
     "DELETE FROM holdfast.blobs WHERE log = %s",
     "DELETE FROM holdfast.indexed WHERE log = %s",
     "DELETE FROM holdfast.keeping WHERE log = %s",
+    "DELETE FROM holdfast.work WHERE log = %s",
     "DELETE FROM holdfast.logs WHERE log = %s",
 )
 SET_KEEP = """INSERT INTO holdfast.keeping AS k (log, ttl, immutable, held, active, due) VALUES(%s,%s,%s,%s,%s,0)
@@ -180,6 +183,13 @@ DUE = (
     WHERE k.due <= %s AND l.id IS NOT NULL AND (%s = '' OR l.tenant = %s) ORDER BY k.due, k.log LIMIT %s"""
 )
 PUT_OFF = "UPDATE holdfast.keeping SET due = %s WHERE log = %s"
+ADD_WORK = "INSERT INTO holdfast.work VALUES(%s,%s) ON CONFLICT DO NOTHING"
+DROP_WORK = "DELETE FROM holdfast.work WHERE log = %s"
+WORK = (
+    LOG.replace("SELECT", "SELECT l.tenant,", 1)
+    + """ JOIN holdfast.work w ON w.log = l.log
+    WHERE w.log > %s AND l.id IS NOT NULL AND (%s = '' OR l.tenant = %s) ORDER BY w.log LIMIT %s"""
+)
 BURY = "UPDATE holdfast.events SET body = NULL, tomb = %s WHERE log = %s AND seq = %s"
 BURY_WORDS = "DELETE FROM holdfast.words WHERE log = %s AND seq = %s"
 BURY_ONCE = "UPDATE holdfast.once SET digest = ''::bytea WHERE log = %s AND first <= %s AND last >= %s"
@@ -256,7 +266,7 @@ class _Birth:
         return self._ids.now(), self._ids.new()
 
 
-class PostgresStore(Store):
+class PostgresStore(PostgresSlips, Store):
     """Sessions in a PostgreSQL database, for several servers: `PostgresStore("postgresql://user@host/database")`."""
 
     def __init__(
@@ -459,6 +469,8 @@ class PostgresStore(Store):
             db.execute(SET_KEEP, (number, *batch.keep))
         if batch.active is not None:
             db.execute(SET_ACTIVE, (batch.active, number))
+        if batch.work is not None:
+            db.execute(*((ADD_WORK, (number, batch.outcome.at)) if batch.work else (DROP_WORK, (number,))))
         if batch.snapshot is not None:
             db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -691,6 +703,10 @@ class PostgresStore(Store):
         rows = self.server.fetch(DUE, (now, self.tenant, self.tenant, limit))
         return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
 
+    def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
+        rows = self.server.fetch(WORK, (after, self.tenant, self.tenant, limit))
+        return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
+
     def put_off(self, log: Log, due: int | None) -> None:
         self.server.unit(lambda db: db.execute(PUT_OFF, (due, log.number)))
 
@@ -724,6 +740,9 @@ class PostgresStore(Store):
         if found is None:
             raise SessionNotFound(str(number))
         return found
+
+    def heads(self, numbers: Sequence[int]) -> dict[int, int]:
+        return dict(self.server.fetch(HEADS, (list(numbers),)))
 
     def head(self, log: Log) -> Head:
         found = self.server.unit(lambda db: _head(db, HEAD, log.number))

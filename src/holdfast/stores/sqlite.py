@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +52,7 @@ from holdfast.stores.rows import (
     session_columns,
     session_row,
 )
+from holdfast.stores.slips import SQLiteSlips
 from holdfast.stores.sqlite_file import Connection, SQLiteFile, many, one
 from holdfast.stores.vault import DataKey, MasterKey
 
@@ -64,6 +66,7 @@ SHARERS = LOG + " WHERE l.log IN (SELECT log FROM lineage WHERE ancestor = ?) OR
 FIND = LOG + " WHERE l.tenant = ? AND l.kind = ? AND l.id = ?"
 HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM logs WHERE log = ? AND id IS NOT NULL"
 BARE_HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM logs WHERE log = ?"
+HEADS = "SELECT log, head FROM logs WHERE log IN (SELECT value FROM json_each(?)) AND id IS NOT NULL"
 MOVE = "UPDATE logs SET head=?, hash=?, epoch=?, tokens=?, view=?, busy=?, marks=?, updated_at=? WHERE log = ?"
 MOVE_PLAIN = "UPDATE logs SET head=?, hash=?, tokens=?, updated_at=? WHERE log = ?"
 ADD_EVENT = "INSERT INTO events(event, at, type, header, tokens, body, tomb, hash, marked) VALUES(?,?,?,?,?,?,?,?,?)"
@@ -94,7 +97,8 @@ INFO_ONE = INFO + " WHERE s.log = ?"
 NUMBER_OF = "SELECT log FROM logs WHERE tenant = ? AND kind = 'session' AND id = ?"
 SCAN = """SELECT event & 4294967295, at, type, header, tokens, body, tomb, hash
     FROM events WHERE event BETWEEN ? AND ?"""
-COUNT = "SELECT count(*) FROM events WHERE event BETWEEN ? AND ? AND type IN (?,?,?,?)"
+COUNT = f"""SELECT count(*) FROM events
+    WHERE event BETWEEN ? AND ? AND type IN ({",".join("?" * len(MESSAGE_TYPES))})"""
 ID_OF = "SELECT id FROM logs WHERE tenant = ? AND log = ? AND id IS NOT NULL"
 NAME = """SELECT n.ref, e.event & 4294967295, e.at, e.type, e.header, e.tokens, e.body, e.tomb, e.hash
     FROM names n LEFT JOIN events e ON e.event = (n.log << 32 | n.ref)
@@ -129,6 +133,7 @@ PURGE = (
     "DELETE FROM blobs WHERE log = ?",
     "DELETE FROM indexed WHERE log = ?",
     "DELETE FROM keeping WHERE log = ?",
+    "DELETE FROM work WHERE log = ?",
     "DELETE FROM logs WHERE log = ?",
 )
 SET_KEEP = """INSERT INTO keeping(log, ttl, immutable, held, active, due) VALUES(?,?,?,?,?,0)
@@ -141,6 +146,13 @@ DUE = (
     WHERE k.due <= ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?) ORDER BY k.due, k.log LIMIT ?"""
 )
 PUT_OFF = "UPDATE keeping SET due = ? WHERE log = ?"
+ADD_WORK = "INSERT OR IGNORE INTO work VALUES(?,?)"
+DROP_WORK = "DELETE FROM work WHERE log = ?"
+WORK = (
+    LOG.replace("SELECT", "SELECT l.tenant,", 1)
+    + """ JOIN work w ON w.log = l.log
+    WHERE w.log > ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?) ORDER BY w.log LIMIT ?"""
+)
 BURY = "UPDATE events SET body = NULL, tomb = ? WHERE event = ?"
 BURY_ONCE = "UPDATE once SET digest = x'' WHERE log = ? AND first <= ? AND last >= ?"
 DROP_BLOB = "DELETE FROM blobs WHERE log = ? AND digest = ?"
@@ -161,7 +173,7 @@ SET_MASTER = "INSERT INTO vault VALUES(1, ?) ON CONFLICT(one) DO UPDATE SET mast
 PURGE_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
 
 
-class SQLiteStore(Store):
+class SQLiteStore(SQLiteSlips, Store):
     """Sessions in one SQLite file, which several processes may share: `SQLiteStore("sessions.db")`.
 
     Every change is on disk before the call returns. `synchronous="NORMAL"` is faster and may lose the last changes at
@@ -346,6 +358,8 @@ class SQLiteStore(Store):
                 db.execute(GUARD_REPLACE)
         if batch.active is not None:
             db.execute(SET_ACTIVE, (batch.active, number))
+        if batch.work is not None:
+            db.execute(*((ADD_WORK, (number, batch.outcome.at)) if batch.work else (DROP_WORK, (number,))))
         if batch.snapshot is not None:
             db.execute(ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -521,6 +535,10 @@ class SQLiteStore(Store):
         rows = self.file.read(lambda db: many(db, DUE, (now, self.tenant, self.tenant, limit)))
         return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
 
+    def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
+        rows = self.file.read(lambda db: many(db, WORK, (after, self.tenant, self.tenant, limit)))
+        return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
+
     def put_off(self, log: Log, due: int | None) -> None:
         self.file.write(lambda db: db.execute(PUT_OFF, (due, log.number)))
 
@@ -583,6 +601,10 @@ class SQLiteStore(Store):
         if found is None:
             raise SessionNotFound(str(number))
         return found
+
+    def heads(self, numbers: Sequence[int]) -> dict[int, int]:
+        asked = (json.dumps(list(numbers)),)
+        return dict(self.file.read(lambda db: many(db, HEADS, asked)))
 
     def head(self, log: Log) -> Head:
         found = self.file.read(lambda db: _head(db, log.number))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from holdfast.errors import (
+    AgentError,
     Conflict,
     ImmutableSession,
     InvalidArgument,
@@ -31,6 +32,7 @@ from holdfast.errors import (
     TurnOpen,
     ViewChanged,
 )
+from holdfast.ids import FixedIds
 from holdfast.log.events import Draft, Event, Row
 from holdfast.log.view import view_of
 from holdfast.stores.base import Log, Store
@@ -439,6 +441,155 @@ class StoreContract:
         assert other.remove("session", "s") is True
         assert store.find("session", "s") == log
         assert other.id_of(log.number) is None
+
+    def test_heads_are_those_of_logs_that_are_there(self, store: Store, log: Log) -> None:
+        other = store.for_tenant("acme").create("session", "s", [Draft(type="session.created"), note("a")])
+        gone = store.create("session", "gone", [Draft(type="session.created")])
+        fork = self.forked(store, gone, "fork", 1)
+        store.append(log, [note("a"), note("b")])
+        store.remove("session", "gone")  # the fork keeps its events, not its name
+        numbers = [log.number, other.number, gone.number, fork.number, log.number, 1 << 40]
+        found = store.heads(numbers)
+        assert found == {number: found[number] for number in (log.number, other.number, fork.number)}
+        assert (found[log.number], found[other.number]) == (3, 2)
+        assert found[fork.number] == store.head(fork).head
+        assert store.heads([]) == {}
+        assert store.heads(range(-5, 0)) == {}
+
+    # -- slips -----------------------------------------------------------------------------------------------------
+
+    def test_a_slip_is_kept_replaced_and_dropped(self, store: Store) -> None:
+        assert store.slip("space", "key") is None
+        assert store.put_slip("space", "key", b"one") is None
+        assert store.put_slip("space", "key", b"two") is None
+        assert store.slip("space", "key") == b"two"
+        assert store.slip("another", "key") is None
+        assert store.put_slip("another", "key", b"") is None
+        assert store.slip("another", "key") == b""
+        assert store.drop_slip("space", "key") is True
+        assert store.drop_slip("space", "key") is False
+        assert store.slip("space", "key") is None
+        assert store.slip("another", "key") == b""
+
+    def test_a_slip_that_is_there_stays_for_who_wants_a_new_one(self, store: Store) -> None:
+        assert store.put_slip("space", "key", b"", only_new=True) is None
+        assert store.put_slip("space", "key", b"second", only_new=True) == b""
+        assert store.slip("space", "key") == b""
+        store.drop_slip("space", "key")
+        assert store.put_slip("space", "key", b"third", only_new=True) is None
+        assert store.slip("space", "key") == b"third"
+
+    def test_any_text_is_the_key_of_a_slip_and_any_bytes_its_value(self, store: Store) -> None:
+        keys = [text[:200] for text in HOSTILE if text] + ["k", "k\0", "k\0\0", "K", " ", "\U0010ffff", "é" * 512]
+        for number, key in enumerate(keys):
+            assert store.put_slip("space", key, b"\0\xff%d" % number, only_new=True) is None
+        for number, key in enumerate(keys):
+            assert store.slip("space", key) == b"\0\xff%d" % number
+        assert [key for key, _ in store.slips("space")] == sorted(keys)
+        assert all(store.drop_slip("space", key) for key in keys)
+        assert store.slips("space") == []
+
+    def test_a_slip_needs_a_key_that_can_be_kept(self, store: Store) -> None:
+        for space, key in (("", "k"), ("a/b", "k"), ("\0", "k"), ("s", ""), ("s", "\ud800"), ("s", "x" * 1025)):
+            for verb in (store.slip, store.drop_slip, lambda space, key: store.put_slip(space, key, b"")):
+                with pytest.raises(AgentError):
+                    verb(space, key)
+        assert store.slips("s") == []
+
+    def test_slips_come_in_pages_in_order_of_key(self, store: Store) -> None:
+        keys = [f"{n}\0{n}" if n % 2 else f"{n}é" for n in range(25)]
+        for key in keys:
+            store.put_slip("space", key, key.encode())
+        store.put_slip("spac", "0", b"")
+        store.put_slip("space2", "0", b"")
+        found: list[tuple[str, bytes]] = []
+        while page := store.slips("space", after=found[-1][0] if found else None, limit=4):
+            assert len(page) <= 4
+            found += page
+        assert found == [(key, key.encode()) for key in sorted(keys)]
+        assert store.slips("space", after=max(keys)) == []
+        assert store.slips("space", after="1") == [each for each in found if each[0] > "1"]
+        assert store.slips("space", limit=1) == found[:1]
+
+    def test_an_expired_slip_counts_as_absent(self, store: Store) -> None:
+        clock = FixedIds(tick=0)
+        store = store.for_tenant(store.tenant)
+        store.ids = clock
+        for key, expires in (("at", clock.time + 10), ("later", clock.time + 11), ("never", None)):
+            assert store.put_slip("space", key, b"old", expires=expires) is None
+        clock.time += 9
+        assert store.put_slip("space", "at", b"new", only_new=True) == b"old"
+        clock.time += 1
+        assert store.slip("space", "at") is None
+        assert store.slips("space") == [("later", b"old"), ("never", b"old")]
+        assert store.slips("space", limit=1) == [("later", b"old")]
+        assert store.put_slip("space", "at", b"new", only_new=True) is None
+        assert store.slip("space", "at") == b"new"  # which does not expire any more
+        clock.time += 1
+        assert store.drop_slip("space", "later") is False
+        assert store.slips("space") == [("at", b"new"), ("never", b"old")]
+        assert store.put_slip("space", "never", b"new", expires=clock.time) is None
+        assert store.slip("space", "never") is None
+
+    def test_purging_removes_expired_slips_of_every_tenant_oldest_first(self, store: Store) -> None:
+        clock = FixedIds(tick=0)
+        mine, theirs = store.for_tenant(store.tenant), store.for_tenant("acme")
+        mine.ids = theirs.ids = clock
+        now = clock.time
+        for number in range(6):
+            mine.put_slip("space", f"{number}", b"", expires=now + number)
+            theirs.put_slip("other", f"{number}", b"", expires=now + number)
+        mine.put_slip("space", "for ever", b"")
+        clock.time = now - 1  # so that all that was not purged is seen
+        assert store.for_tenant("third").purge_slips(now + 3, limit=3) == 3
+        assert len(mine.slips("space")) + len(theirs.slips("other")) == 10
+        assert "0" not in {key for key, _ in [*mine.slips("space"), *theirs.slips("other")]}
+        assert mine.purge_slips(now + 3) == 5
+        assert mine.purge_slips(now + 3) == 0
+        assert [key for key, _ in mine.slips("space")] == ["4", "5", "for ever"]
+        assert [key for key, _ in theirs.slips("other")] == ["4", "5"]
+
+    def test_tenants_have_their_own_slips(self, store: Store) -> None:
+        other = store.for_tenant("acme")
+        assert store.put_slip("space", "key", b"mine") is None
+        assert other.slip("space", "key") is None
+        assert other.slips("space") == []
+        assert other.drop_slip("space", "key") is False
+        assert other.put_slip("space", "key", b"theirs", only_new=True) is None
+        assert (store.slip("space", "key"), other.slip("space", "key")) == (b"mine", b"theirs")
+        assert other.drop_slip("space", "key") is True
+        assert store.slip("space", "key") == b"mine"
+
+    def test_of_many_who_want_a_new_slip_one_gets_it(self, store: Store) -> None:
+        for round in range(10):
+            store.put_slip("space", f"expired {round}", b"old", expires=1)
+        got: dict[str, list[tuple[bytes, bytes | None]]] = {}
+
+        def take(value: bytes) -> None:
+            for round in range(10):
+                for key in (f"absent {round}", f"expired {round}"):
+                    there = store.put_slip("space", key, value, only_new=True)
+                    got.setdefault(key, []).append((value, there))
+
+        together(*[lambda n=n: take(b"%d" % n) for n in range(8)])
+        for key, found in got.items():
+            (winner,) = [value for value, there in found if there is None]
+            assert {there for _, there in found} == {None, winner}
+            assert store.slip("space", key) == winner
+        assert len(got) == 20
+
+    def test_slips_and_logs_are_written_at_once(self, store: Store, log: Log) -> None:
+        def write(writer: int) -> None:
+            for turn in range(10):
+                store.put_slip("space", f"{writer}.{turn}", b"%d" % turn)
+                store.append(log, [note(f"{writer}.{turn}")])
+                store.put_slip("space", "shared", b"%d" % writer)
+                assert store.drop_slip("space", f"{writer}.{turn}") is True
+
+        together(*[lambda n=n: write(n) for n in range(4)])
+        assert [key for key, _ in store.slips("space")] == ["shared"]
+        assert sorted(texts(store.read(log))) == sorted(f"{n}.{turn}" for n in range(4) for turn in range(10))
+        assert store.verify(log)
 
     # -- forks -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,153 @@
+"""What came of a run, read from the log: so anybody can tell, on any machine, whoever ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.log.events import MESSAGE_TYPES, Event
+from holdfast.log.view import TURN_ENDS, View, view_of
+from holdfast.loop.output import OutputShape
+from holdfast.loop.response import Pending, Response
+from holdfast.loop.turn import Work, tool_calls_of
+from holdfast.models.base import Usage
+from holdfast.stores.base import Log, Store
+from holdfast.stores.portable import message_of
+
+OVER = frozenset(("finished", "failed", "cancelled", "interrupted"))
+_ENDS = {"turn.finished": "finished", "turn.failed": "failed", "turn.cancelled": "cancelled"}
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """How far a run is: queued, running, waiting, parked, finished, failed, cancelled or interrupted."""
+
+    run_id: str
+    status: str
+    agent: str | None = None
+    created_at: int = 0
+    started_at: int | None = None
+    ended_at: int | None = None
+    error: dict[str, Any] | None = None  # code and text, of a run that failed
+    response: Response | None = field(default=None, repr=False)
+
+    @property
+    def over(self) -> bool:
+        return self.status in OVER
+
+
+def response_of(work: Work, shape: OutputShape | None) -> Response:
+    """The answer of a turn, as far as it got."""
+    answer = work.answer
+    text = "" if answer is None else answer.text
+    return Response(
+        text=text,
+        output=shape.read(text) if shape is not None and answer is not None else None,
+        tool_calls=tool_calls_of(work),
+        usage=Usage(**{name: work.usage.get(name, 0) for name in Usage.__dataclass_fields__}),
+        steps=work.steps,
+        messages=list(work.shown),
+        status="finished" if answer is not None else "waiting",
+        pending=[
+            Pending(call_id=call.id, name=call.name, arguments=call.arguments, payload=call.payload, reason=call.reason)
+            for call in work.unanswered
+            if call.undecided
+        ],
+        run_id=work.run,
+        stop_reason=work.stop_reason,
+    )
+
+
+def work_of(store: Store, log: Log, run: str, events: Iterable[Event]) -> Work:
+    """The fold of a turn's events."""
+    work = Work(run=run)
+    for event in events:
+        message = None
+        if event.type in MESSAGE_TYPES:
+            (row,) = store.read(log, event.seq, event.seq)
+            message = message_of(store, log, row)
+        work.take(event.type, event.data, message)
+    return work
+
+
+def outcome_of(store: Store, log: Log, run: str) -> Outcome | None:
+    """How far a run is, with its response once there is one; None if this session never had such a run."""
+    admitted = store.lookup(log, "run/" + run)
+    first = _started(store, log, run) if admitted is None else admitted.seq
+    if first is None:
+        return None
+    head = store.head(log)
+    events = list(_own(store, log, run, first, head.head))
+    if not events:
+        return None
+    found = _told(run, events, view_of(head.view))
+    if found.status in ("finished", "waiting"):
+        work = work_of(store, log, run, events)
+        schema = work.options.get("schema")
+        if not any(event.erased for event in events):
+            found.response = response_of(work, None if schema is None else OutputShape(schema))
+    return found
+
+
+def recent_runs(store: Store, log: Log, limit: int) -> list[Outcome]:
+    """The newest runs, newest first, without their responses."""
+    head = store.head(log)
+    view = view_of(head.view)
+    begun = store.read(log, limit=limit * 2, types=["message.queued", "turn.started"], reverse=True)
+    if not begun:
+        return []
+    types = ["message.queued", "turn.started", "turn.waiting", "turn.resumed", "run.dropped", *TURN_ENDS]
+    runs: dict[str, list[Event]] = {}
+    for row in store.read(log, begun[-1].seq, head.head, types=types):
+        event = Event(row)
+        if event.run is not None:
+            runs.setdefault(event.run, []).append(event)
+    return [_told(run, events, view) for run, events in list(runs.items())[::-1][:limit]]
+
+
+def _own(store: Store, log: Log, run: str, first: int, last: int) -> Iterator[Event]:
+    """The events of a run up to its end, decisions about it included."""
+    begun = False  # before that, decisions are about another turn
+    for row in store.walk(log, first, last):
+        if row.type == "summary.added":
+            continue
+        event = Event(row)
+        begun = begun or (event.type == "turn.started" and event.run == run)
+        if event.run == run or (begun and event.type == "approval.decided"):
+            yield event
+            if event.run == run and (event.type in TURN_ENDS or event.type == "run.dropped"):
+                return
+
+
+def _started(store: Store, log: Log, run: str) -> int | None:
+    """Where a turn that was never queued began."""
+    last = store.head(log).head
+    while rows := store.read(log, 1, last, limit=100, types=["turn.started"], reverse=True):
+        for row in rows:
+            if Event(row).run == run:
+                return row.seq
+        last = rows[-1].seq - 1
+    return None
+
+
+def _told(run: str, events: list[Event], view: View) -> Outcome:
+    found = Outcome(run_id=run, status="queued", created_at=events[0].at)
+    for event in events:
+        if event.type == "message.queued":
+            found.agent = event.data.get("agent")
+        elif event.type in ("turn.started", "turn.resumed"):
+            found.status = "running"
+            found.started_at = found.started_at or event.at
+            found.agent = found.agent or event.data.get("agent")
+        elif event.type == "turn.waiting":
+            found.status = "waiting"
+        elif event.type in TURN_ENDS:
+            found.status, found.ended_at = _ENDS.get(event.type, "interrupted"), event.at
+            found.error = event.data.get("error")
+        elif event.type == "run.dropped":
+            found.error = event.data.get("error")
+            found.status, found.ended_at = "failed" if found.error else "cancelled", event.at
+    if view.turn is not None and view.turn.run == run and view.turn.parked:
+        found.status = "parked"
+    return found
