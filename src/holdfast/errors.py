@@ -7,14 +7,22 @@ next, and each error carries its facts as attributes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from math import isfinite
+from typing import Any
 
 
 class AgentError(Exception):
     """The root of everything holdfast raises."""
 
     code, status = "error", 500
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Its facts, as far as JSON has them: what a client on another machine is told besides the text."""
+        found = {name: list(value) if type(value) is tuple else value for name, value in vars(self).items()}
+        return {name: value for name, value in found.items() if name not in _CONTENT and _is_plain(value)}
 
 
 class InvalidArgument(AgentError, ValueError):
@@ -534,6 +542,12 @@ class StreamTruncated(BadResponse):
     code = "stream_truncated"
 
 
+class ServerUnavailable(AgentError):
+    """A holdfast server cannot be reached, or does not answer."""
+
+    code, status = "server_unavailable", 503
+
+
 class ScriptExhausted(AgentError):
     """A scripted model was asked more often than its script has replies."""
 
@@ -544,16 +558,31 @@ class ScriptExhausted(AgentError):
         super().__init__(f"the script has {length} replies and was asked for one more: add an item to script=[...]")
 
 
-def from_code(code: str, text: str) -> AgentError:
-    """The error with this code as somebody else raised it: its class, code, status and text; not its other facts."""
+def from_code(code: str, text: str, details: Mapping[str, Any] | None = None) -> AgentError:
+    """The error with this code as somebody else raised it: its class, text and facts."""
     for found in list(globals().values()):
         if isinstance(found, type) and issubclass(found, AgentError) and found.code == code:
             error = found.__new__(found)
             Exception.__init__(error, text)
-            return error
-    error = AgentError(text)
-    error.code = code  # of a newer holdfast
+            break
+    else:
+        error = AgentError(text)
+        error.code = code  # of a newer holdfast
+    for name, value in (details or {}).items():
+        if name.isidentifier() and not name.startswith("_") and name not in ("code", "status", "args", "details"):
+            setattr(error, name, tuple(value) if isinstance(value, list) else value)
     return error
+
+
+_CONTENT = ("text", "problem")  # of a model's reply: it belongs to the session, not to its errors
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return len(value) <= 100 and all(_is_plain(each) and not isinstance(each, list) for each in value)
+    if isinstance(value, str):
+        return len(value) <= 500
+    return value is None or isinstance(value, bool | int) or (isinstance(value, float) and isfinite(value))
 
 
 def _end(until: int | None) -> str:

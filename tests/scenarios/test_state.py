@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from holdfast import Agent, Entity, Message, Session
+from holdfast import Agent, Entity, Message, Session, ToolContext, tool
 from holdfast.errors import (
     InvalidArgument,
     LifecycleError,
@@ -19,7 +20,9 @@ from holdfast.errors import (
 )
 from holdfast.log.events import Draft
 from holdfast.stores.base import Store
+from holdfast.testing import call
 from holdfast.testing.contract import together
+from scenarios.ways import WAYS, asking
 
 
 def test_state_in_four_scopes(store: Store) -> None:
@@ -379,3 +382,25 @@ def test_an_entity_may_have_typed_state(store: Store) -> None:
 async def test_an_entity_method_may_be_async(store: Store) -> None:
     assert await Cart("later", store=store).add_later("a") == 1
     assert await Cart("later", store=store).add_later("b") == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_temp_is_there_for_one_run_and_gone_after_it(store: Store, way: str) -> None:
+    """What a caller puts there before a run, its instructions and tools see; the next run does not."""
+    seen: list[Any] = []
+
+    @tool
+    def look(ctx: ToolContext) -> str:
+        """Look."""
+        seen.append(ctx.state.get("t", scope="temp"))
+        return "looked"
+
+    agent = Agent(
+        provider="scripted", script=[call("look", {}), "done", call("look", {}), "done"], tools=[look], store=store
+    )
+    session, ask = agent.session(), asking(way)
+    session.set_state("t", 1, scope="temp")
+    ask(session, "go")
+    assert (seen, session.get_state("t", scope="temp")) == ([1], None)
+    ask(session, "go")
+    assert seen == [1, None]

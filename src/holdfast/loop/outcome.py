@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.errors import AgentError
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.view import TURN_ENDS, View, view_of
 from holdfast.loop.output import OutputShape
 from holdfast.loop.response import Pending, Response
 from holdfast.loop.turn import Work, tool_calls_of
 from holdfast.models.base import Usage
+from holdfast.models.faults import redacted
 from holdfast.stores.base import Log, Store
 from holdfast.stores.portable import message_of
 
@@ -29,7 +31,7 @@ class Outcome:
     created_at: int = 0
     started_at: int | None = None
     ended_at: int | None = None
-    error: dict[str, Any] | None = None  # code and text, of a run that failed
+    error: dict[str, Any] | None = None  # code, text and details, of a run that failed
     response: Response | None = field(default=None, repr=False)
 
     @property
@@ -88,6 +90,27 @@ def outcome_of(store: Store, log: Log, run: str) -> Outcome | None:
         if not any(event.erased for event in events):
             found.response = response_of(work, None if schema is None else OutputShape(schema))
     return found
+
+
+def error_data(error: BaseException) -> dict[str, Any]:
+    """An error as an event keeps it: no secrets, and nothing that is not text or a number."""
+    found: dict[str, Any] = {"code": "error", "text": redacted(clean(str(error))), "type": type(error).__name__}
+    if isinstance(error, AgentError):
+        found["code"] = error.code
+        details = {name: _safe(value) for name, value in error.details.items()}
+        if details:
+            found["details"] = details
+    return found
+
+
+def _safe(value: Any) -> Any:  # noqa: ANN401 - text, a number, or a list of them
+    if isinstance(value, list):
+        return [_safe(each) for each in value]
+    return redacted(clean(value)) if isinstance(value, str) else value
+
+
+def clean(text: str) -> str:
+    return text.encode(errors="replace").decode()[:20_000]
 
 
 def recent_runs(store: Store, log: Log, limit: int) -> list[Outcome]:

@@ -30,7 +30,7 @@ from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, cut, view_of
 from holdfast.loop.context import Context, parts_of
 from holdfast.loop.cutting import frees, plan_cut
-from holdfast.loop.outcome import response_of, work_of
+from holdfast.loop.outcome import clean, error_data, response_of, work_of
 from holdfast.loop.output import OutputShape
 from holdfast.loop.prompt import (
     FACTS_BYTES,
@@ -51,7 +51,6 @@ from holdfast.loop.toolrun import Batch
 from holdfast.loop.tools import BadArguments, ToolContext
 from holdfast.loop.turn import Call, Rules, Work, loose_calls, settlement
 from holdfast.models.base import ModelRequest, ToolSpec, repaired
-from holdfast.models.faults import redacted
 from holdfast.policy.budget import Budget
 from holdfast.policy.pruning import Strategy, strategy_of
 from holdfast.policy.retention import Retention
@@ -558,10 +557,9 @@ class World:
         cancelled = cancelled or type(error).__name__ == "CancelledError"
         data: dict[str, Any] = {"usage": {"milliseconds": self._elapsed()}}
         if not cancelled:
-            code = error.code if isinstance(error, AgentError) else "error"
-            data["error"] = {"code": code, "text": redacted(_clean(str(error))), "type": type(error).__name__}
+            data["error"] = error_data(error)
         if self.shown:
-            data["shown"] = _clean("".join(self.shown))
+            data["shown"] = clean("".join(self.shown))
         for draft in self.left:  # results that came and were not stored yet
             if draft.type == "tool.returned":
                 self.work.calls[draft.data["call_id"]].answered = True
@@ -581,8 +579,10 @@ class World:
             self.store.append(self.log, [], epoch=self.epoch, release=True)
 
     def close(self) -> None:
+        """The turn is over in this process: so is what was only for it."""
         if self.renewal is not None:
             self.renewal.__exit__(None, None, None)
+            self.temp.clear()
 
 
 def _spec(spec: ToolSpec) -> list[Any]:
@@ -604,10 +604,6 @@ def automatic(retention: Retention, room: int) -> Strategy | None:
     if retention.immutable or name in (None, "token_budget"):
         return None
     return strategy_of(name, window_size=window) if name == "sliding_window" else strategy_of(name)
-
-
-def _clean(text: str) -> str:
-    return text.encode(errors="replace").decode()[:20_000]
 
 
 class TurnState:

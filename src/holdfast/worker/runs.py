@@ -33,7 +33,7 @@ from holdfast.log.events import Draft, Event
 from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, view_of
 from holdfast.loop.drive import drive
-from holdfast.loop.outcome import work_of
+from holdfast.loop.outcome import error_data, work_of
 from holdfast.loop.output import OutputShape
 from holdfast.loop.prompt import own_events
 from holdfast.loop.response import Response
@@ -48,7 +48,6 @@ from holdfast.loop.stream import (
 from holdfast.loop.turn import loose_calls
 from holdfast.loop.world import World
 from holdfast.models.base import InputJSONDelta, TextDelta, ThinkingDelta
-from holdfast.models.faults import redacted
 from holdfast.stores.base import Due, Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
 from holdfast.stores.portable import message_of
@@ -197,6 +196,8 @@ class Runs:
     def start(self, due: Due) -> None:
         """Something is queued in this session: run it when its turn comes."""
         with self._wake:
+            if self._stopping:
+                return
             if due.log.number in self._busy:
                 self._again.add(due.log.number)
             elif due.log.number not in self._queued:
@@ -263,12 +264,19 @@ class Runs:
     def running(self) -> int:
         return len(self._busy)
 
+    def refuse(self) -> None:
+        """Begin nothing more: what is queued is left to others."""
+        with self._wake:
+            self._stopping = True
+            self._ready.clear()
+            self._queued.clear()
+            self._reopened.clear()
+            self._wake.notify_all()
+
     def stop(self, seconds: float) -> int:
         """Begin nothing more, and give what is under way some time. What is left then is given back, so that another
         process takes it up at once; returns how many that were."""
-        with self._wake:
-            self._stopping = True
-            self._wake.notify_all()
+        self.refuse()
         ids = self.store.ids
         deadline = ids.elapsed() + seconds
         while self._busy and ids.elapsed() < deadline:
@@ -420,7 +428,7 @@ class Runs:
         """Take a run from the queue that cannot be begun, and say why."""
         data: dict[str, Any] = {}
         if error is not None:
-            data["error"] = {"code": error.code, "text": redacted(str(error))[:2000], "type": type(error).__name__}
+            data["error"] = error_data(error)
         store.append(log, [Draft(type="run.dropped", run=run, data=data)])
         self._listener.nudge(log)
         self.on_end(_word(error or TurnCancelled()))

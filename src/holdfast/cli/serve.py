@@ -1,0 +1,63 @@
+"""`holdfast serve`: sessions over HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import click
+
+from holdfast.cli.options import server_options
+from holdfast.errors import AgentError, MissingExtra
+
+
+@click.command()
+@click.argument("app", required=False)
+@server_options
+def serve(app: str | None, **flags: object) -> None:
+    """Serve sessions over HTTP on port 2323.
+
+    APP is a Python file or module (`app.py`, `package.module:app`) that defines agents and tools; without one, agents
+    are made over HTTP. Exit code 0: stopped; 2: the settings or APP cannot be used.
+    """
+    try:
+        _serve(app, flags)
+    except AgentError as error:
+        click.echo(f"holdfast serve: {error}", err=True)
+        sys.exit(2)
+
+
+def _serve(app: str | None, flags: dict[str, object]) -> None:
+    from holdfast.server.config import Config
+
+    try:
+        from holdfast.server import logs
+        from holdfast.server.app import Server
+        from holdfast.server.auth import server_token
+        from holdfast.server.catalog import load_app
+        from holdfast.server.serve import bound, run
+    except ModuleNotFoundError as error:
+        raise MissingExtra("the server", "server") from error
+    config = Config.from_env(os.environ, **flags)
+    config.check()
+    agents, tools = ({}, {}) if app is None else load_app(app)
+    store = config.open_store()
+    token = None if config.open else server_token(config)
+    logs.setup(config.log_level, secrets=[] if token is None else [token.value])
+    try:
+        sockets = bound(config)
+    except OSError as error:
+        click.echo(f"holdfast serve: cannot listen on {config.host}:{config.port}: {error.strerror}", err=True)
+        sys.exit(2)
+    config = replace(config, port=sockets[0].getsockname()[1])
+    server = Server(store, config, token=None if token is None else token.value, agents=agents, tools=tools)
+    click.echo(f"holdfast serves {config.url} from {store!r}", err=True)
+    if config.open:
+        click.echo("OPEN: everybody on this machine may do everything; no token is asked for.", err=True)
+    elif token is not None and token.path is not None:
+        click.echo(f"the token is in {token.path}; send it as 'Authorization: Bearer …'", err=True)
+    try:
+        run(server, sockets=sockets)
+    finally:
+        store.close()

@@ -1,0 +1,91 @@
+"""What streams tell, for the OpenAPI document: the promised names, and the JSON that each brings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "integer", "minimum": 0}
+_OBJECT: Schema = {"type": "object"}
+_MAYBE: Schema = {"type": ["string", "null"]}
+_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_USAGE: Schema = {"type": "object", "properties": dict.fromkeys(_TOKENS, _NUMBER), "required": list(_TOKENS)}
+
+
+def _frame(type: str, **fields: Schema) -> Schema:
+    return {
+        "type": "object",
+        "title": type,
+        "properties": {"type": {"const": type}, **fields},
+        "required": ["type", *fields],
+    }
+
+
+_DELTAS = [
+    _frame("content_block_start", index=_NUMBER, content_block=_OBJECT),
+    _frame("text_delta", text=_TEXT, index=_NUMBER),
+    _frame("thinking_delta", text=_TEXT, index=_NUMBER),
+    _frame("input_json_delta", index=_NUMBER, input_json=_TEXT),
+    _frame("content_block_stop", index=_NUMBER),
+    _frame("tool_progress", call_id=_TEXT, text=_TEXT),
+]
+_ALWAYS = [_frame("ping"), _frame("error", error=_TEXT, code=_TEXT)]
+_RUN = [
+    _frame("message_start", run_id=_TEXT, step=_NUMBER),
+    *_DELTAS,
+    _frame("message_delta", stop_reason=_MAYBE, usage=_USAGE),
+    _frame("message_stop"),
+    _frame("tool_result", call_id=_TEXT, name=_TEXT, content=_TEXT, is_error={"type": "boolean"}),
+    _frame("done", usage=_USAGE, steps=_NUMBER, run_id=_TEXT, response=_OBJECT),
+    *_ALWAYS,
+]
+_EVENT: Schema = {
+    "type": "object",
+    "title": "event",
+    "properties": {
+        "seq": _NUMBER,
+        "at": {"type": "string", "format": "date-time"},
+        "type": {"type": "string", "pattern": r"^[a-z]+\.[a-z]+$"},
+        "v": _NUMBER,
+        "run": _MAYBE,
+        "branch": _MAYBE,
+        "author": _MAYBE,
+        "actor": _MAYBE,
+        "data": _OBJECT,
+        "erased": {"type": "boolean"},
+        "hash": _TEXT,
+    },
+    "required": ["seq", "at", "type", "v", "run", "branch", "author", "actor", "data", "erased", "hash"],
+}
+
+
+def _stream(description: str, names: Schema, frames: list[Schema], example: str) -> dict[str, Any]:
+    item = {
+        "type": "object",
+        "properties": {
+            "event": names,
+            "id": {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?$"},
+            "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": frames}},
+            "retry": _NUMBER,
+        },
+    }
+    return {"description": description, "content": {"text/event-stream": {"itemSchema": item, "example": example}}}
+
+
+_NAMES = [frame["title"] for frame in _RUN]
+
+RUN_STREAM = _stream(
+    "One run as it happens: one message_stop a step, one done or error at the end.",
+    {"enum": _NAMES},
+    _RUN,
+    'id: 7.1\nevent: text_delta\ndata: {"type":"text_delta","text":"Hello ","index":0}\n\n',
+)
+LOG_STREAM = _stream(
+    "A page of the log as JSON; or with `Accept: text/event-stream` the log from `after` or `Last-Event-ID` on, then "
+    "what comes, with the deltas of turns that run on this server in between.",
+    {"anyOf": [{"enum": _NAMES}, {"type": "string", "pattern": r"^[a-z]+\.[a-z]+$"}]},
+    [_EVENT, *_DELTAS, *_ALWAYS],
+    'id: 2\nevent: message.added\ndata: {"seq":2,"type":"message.added","data":{"role":"user","text":"Hi"}}\n\n',
+)

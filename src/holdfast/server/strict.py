@@ -1,0 +1,91 @@
+"""How a route reads a request: who asks comes first, then the body, under the same rules as everything we store.
+
+FastAPI alone would parse the body of whoever sends one, and with the lenient parser of the standard library.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+from holdfast.errors import BodyTooLarge, Forbidden
+from holdfast.log import codec
+from holdfast.loop.crossing import off_thread
+from holdfast.server.answers import once
+from holdfast.server.auth import Require, dependency_of
+
+MAX_NODES = 10_000
+INLINE = 16 * 1024  # bytes: what is larger is parsed on a thread, and others are served meanwhile
+WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
+# Possessive, so that a long text costs no memory per character.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,]', re.DOTALL)
+
+
+def parse_body(body: bytes) -> Any:  # noqa: ANN401 - a JSON value
+    """JSON of at most `MAX_NODES` values; those are counted before anything is built from them."""
+    tokens = 0
+    for _ in _TOKEN.finditer(body):
+        tokens += 1
+        if tokens > 3 * MAX_NODES:  # a value, its key and its comma
+            raise BodyTooLarge(MAX_NODES, "values")
+    value = codec.parse(body)
+    if tokens >= MAX_NODES and _nodes(value) > MAX_NODES:
+        raise BodyTooLarge(MAX_NODES, "values")
+    return value
+
+
+def _nodes(value: object) -> int:
+    waiting, found = [value], 0
+    while waiting:
+        each = waiting.pop()
+        found += 1
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+    return found
+
+
+class StrictRequest(Request):
+    """A request whose JSON was read strictly."""
+
+    async def read(self) -> None:
+        body = await self.body()
+        if body:
+            self._json = parse_body(body) if len(body) <= INLINE else await off_thread(parse_body, body)
+
+
+class StrictRoute(APIRoute):
+    """For every router of the server: `APIRouter(route_class=StrictRoute)`."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        # Every route is asked about every request: most are told apart by how they end, without their pattern.
+        if scope["type"] == "http" and not scope["path"].endswith(self._end):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        self._end = self.path.rpartition("}")[2]
+        answer = super().get_route_handler()
+        permission = dependency_of(self)
+        has_own_answers = getattr(self.endpoint, "own_answers", False)
+
+        async def handle(received: Request) -> Response:
+            request = StrictRequest(received.scope, received.receive, received._send)
+            if permission is None:
+                raise Forbidden("this address declares no permission, so nobody has it")
+            who = await permission(request) if isinstance(permission, Require) else None
+            if request.method not in WITH_BODY:
+                return await answer(request)
+            await request.read()
+            if who is None or has_own_answers:
+                return await answer(request)
+            return await once(request, who, lambda: answer(request))
+
+        return handle
