@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from holdfast.stores.base import Store
 from holdfast.testing import call
 
 TOKEN = "the-token-of-this-very-server"
+tenants = itertools.count()
 
 
 @tool
@@ -51,19 +54,27 @@ def charge(cents: int) -> str:
 class Front:
     """A server that listens, and clients whose answers are checked."""
 
-    def __init__(self, server: Server, port: int, document: dict[str, Any]) -> None:
-        self.server, self.store, self.url, self.document = server, server.store, f"http://127.0.0.1:{port}", document
+    def __init__(
+        self, server: Server, url: str, document: dict[str, Any], tenant: str = "", token: str = TOKEN
+    ) -> None:
+        self.server, self.url, self.document, self.tenant, self._token = server, url, document, tenant, token
+        self.store = server.store.for_tenant(tenant)
         self._patterns = [
-            (re.compile("^" + re.sub(r"\{[a-z_]+\}", "(.+)" if "state/" in path else "([^/]+)", path) + "$"), path)
+            (re.compile("^" + re.sub(r"\{[a-z_]+\}", "(.*)" if "state/" in path else "([^/]+)", path) + "$"), path)
             for path in sorted(document["paths"], key=lambda path: (path.count("{"), -len(path)))
         ]
         self._open: list[httpx2.Client] = []
         self.seen: set[tuple[str, str]] = set()
 
-    def client(self, token: str = TOKEN) -> httpx2.Client:
+    def for_tenant(self, tenant: str) -> Front:
+        """The same server, as an administrator of a tenant sees it."""
+        token, _ = create_key(self.server.store, role="admin", tenant=tenant)
+        return Front(self.server, self.url, self.document, tenant, token)
+
+    def client(self, token: str | None = None) -> httpx2.Client:
         client = httpx2.Client(
             base_url=self.url,
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token or self._token}"},
             event_hooks={"response": [self._check]},
             timeout=30,
         )
@@ -71,7 +82,7 @@ class Front:
         return client
 
     def key(self, **about: Any) -> httpx2.Client:
-        return self.client(create_key(self.store, **about)[0])
+        return self.client(create_key(self.server.store, **{"tenant": self.tenant, **about})[0])
 
     def close(self) -> None:
         for client in self._open:
@@ -101,6 +112,17 @@ class Front:
             assert not problems, f"{method} {template}: {problems}"
 
 
+@cache
+def document() -> dict[str, Any]:
+    return create_app(Server(MemoryStore(), Config(), token=TOKEN)).openapi()
+
+
+@cache
+def validator_of(method: str, path: str, status: str) -> Any:
+    schema = document()["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
+    return jsonschema_rs.validator_for({**schema, "components": document()["components"]})
+
+
 @contextmanager
 def running(server: Server) -> Iterator[Front]:
     app = create_app(server)
@@ -109,7 +131,7 @@ def running(server: Server) -> Iterator[Front]:
     uvicorn_server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(uvicorn_server.serve([listener])), daemon=True)
     thread.start()
-    front = Front(server, listener.getsockname()[1], app.openapi())
+    front = Front(server, f"http://127.0.0.1:{listener.getsockname()[1]}", document())
     try:
         yield front
     finally:
@@ -141,11 +163,25 @@ def front(durable_store: Store, root: Path) -> Iterator[Front]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def in_memory() -> Iterator[Front]:
+    server = Server(MemoryStore(), Config(rate=0, poll=0.05, drain=1), token=TOKEN, agents=agents(), tools={"add": add})
+    with running(server) as found:
+        yield found
+
+
 @pytest.fixture
-def light(root: Path) -> Iterator[Front]:
-    """In memory, for what does not depend on the store."""
-    config = Config(rate=0, work_roots=(str(root),), poll=0.05, drain=1)
-    with running(Server(MemoryStore(), config, token=TOKEN, agents=agents(), tools={"add": add})) as found:
+def light(in_memory: Front) -> Iterator[Front]:
+    """For what does not depend on the store: one server for all, and a tenant for each test."""
+    found = in_memory.for_tenant(f"tenant-{next(tenants)}")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def jailed(root: Path) -> Iterator[Front]:
+    """With a directory to work in."""
+    with running(Server(MemoryStore(), Config(rate=0, work_roots=(str(root),), drain=1), token=TOKEN)) as found:
         yield found
 
 
@@ -791,8 +827,8 @@ def attacks(root: Path) -> list[str]:
     ]
 
 
-def test_no_work_dir_leads_out_of_the_roots(light: Front, root: Path) -> None:
-    client = light.client()
+def test_no_work_dir_leads_out_of_the_roots(jailed: Front, root: Path) -> None:
+    client = jailed.client()
     ok(client.post("/sessions", json={"id": "s"}), 201)
     for path in attacks(root):
         for response in (
@@ -808,8 +844,8 @@ def test_no_work_dir_leads_out_of_the_roots(light: Front, root: Path) -> None:
     assert len(ok(client.get("/sessions"))["sessions"]) == 1
 
 
-def test_a_work_dir_beneath_a_root_is_kept_resolved(light: Front, root: Path) -> None:
-    client = light.client()
+def test_a_work_dir_beneath_a_root_is_kept_resolved(jailed: Front, root: Path) -> None:
+    client = jailed.client()
     (root / "sub").mkdir()
     (root / "inner").symlink_to("sub")
     for path in (root, root / "sub", root / "inner", f"{root}/sub/../sub/.", f"/{root}"):

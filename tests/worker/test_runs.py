@@ -16,7 +16,7 @@ from holdfast.loop.outcome import outcome_of, recent_runs
 from holdfast.stores.base import Due, Log, Store
 from holdfast.stores.lease import Claim, holder
 from holdfast.testing import call
-from holdfast.worker.runs import Part, Runs, admit
+from holdfast.worker.runs import Asked, Part, Runs, admit
 
 
 class Silence:
@@ -40,7 +40,7 @@ class House:
         return Part(found.settings(), Session._of(store, log, found), found.shape)
 
     def ask(self, session: Session, text: str, agent: str = "a", **options: Any) -> str:
-        admitted = admit(self.store, session._log, Message.user(text), agent=agent, **options)
+        admitted = admit(self.store, session._log, Asked(message=Message.user(text), agent=agent, **options))
         self.runs.start(Due("", session._log))
         return admitted.run_id
 
@@ -111,35 +111,35 @@ def test_what_arrives_while_a_turn_runs_stands_after_it(house: House) -> None:
 
 def test_the_same_key_admits_once_and_other_content_is_refused(house: House) -> None:
     session = Session("s", store=house.store)
-    one = admit(house.store, session._log, Message.user("x"), agent="a", once="k")
-    two = admit(house.store, session._log, Message.user("x"), agent="a", once="k")
+    one = admit(house.store, session._log, Asked(message=Message.user("x"), agent="a", once="k"))
+    two = admit(house.store, session._log, Asked(message=Message.user("x"), agent="a", once="k"))
     assert (one.run_id, one.seq, two.repeated) == (two.run_id, two.seq, True)
     with pytest.raises(KeyReused):
-        admit(house.store, session._log, Message.user("y"), agent="a", once="k")
+        admit(house.store, session._log, Asked(message=Message.user("y"), agent="a", once="k"))
     assert len(view_of(house.store.head(session._log).view).queue) == 1
 
 
 def test_reject_means_not_while_anything_is_queued(house: House) -> None:
     session = Session("s", store=house.store)
-    admit(house.store, session._log, Message.user("x"), agent="a", on_busy="reject")
+    admit(house.store, session._log, Asked(message=Message.user("x"), agent="a", on_busy="reject"))
     with pytest.raises(SessionBusy):
-        admit(house.store, session._log, Message.user("y"), agent="a", on_busy="reject")
+        admit(house.store, session._log, Asked(message=Message.user("y"), agent="a", on_busy="reject"))
 
 
 def test_the_queue_of_a_session_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.log.view.MAX_QUEUE", 3)
     session = Session("s", store=house.store)
     for n in range(3):
-        admit(house.store, session._log, Message.user(str(n)), agent="a")
+        admit(house.store, session._log, Asked(message=Message.user(str(n)), agent="a"))
     with pytest.raises(QueueFull):
-        admit(house.store, session._log, Message.user("3"), agent="a")
+        admit(house.store, session._log, Asked(message=Message.user("3"), agent="a"))
 
 
 def test_a_closed_session_takes_no_message(house: House) -> None:
     session = Session("s", store=house.store)
     session.close()
     with pytest.raises(LifecycleError):
-        admit(house.store, session._log, Message.user("x"), agent="a")
+        admit(house.store, session._log, Asked(message=Message.user("x"), agent="a"))
 
 
 def test_a_queued_run_can_be_cancelled_and_is_never_run(house: House) -> None:
@@ -231,7 +231,7 @@ def test_a_run_whose_process_died_is_taken_up_by_another(durable_store: Store) -
     store = durable_store
     house = House(store, a=Agent(provider="scripted", script=lambda request: "answered"))
     session = Session("s", store=store)
-    admitted = admit(store, session._log, Message.user("q"), agent="a")
+    admitted = admit(store, session._log, Asked(message=Message.user("q"), agent="a"))
     dead = holder("somebody").replace(b'"pid":', b'"pid":9')  # a process that is not there
     from holdfast.log.events import Draft
 
@@ -280,7 +280,7 @@ def test_tenants_take_turns(durable_store: Store) -> None:
         bound = store.for_tenant(tenant)
         for n in range(count):
             session = Session(f"s{n}", store=bound)
-            admit(bound, session._log, Message.user(f"{tenant}{n}"), agent="a")
+            admit(bound, session._log, Asked(message=Message.user(f"{tenant}{n}"), agent="a"))
             house.runs.start(Due(tenant, session._log))
     house.runs.open()
     for _ in range(500):

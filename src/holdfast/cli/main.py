@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from holdfast.cli.doctor import doctor
+from holdfast.cli.keys import keys
 from holdfast.errors import AgentError
 
 
@@ -15,6 +17,10 @@ from holdfast.errors import AgentError
 @click.version_option(package_name="holdfast")
 def main() -> None:
     """Durable sessions for AI agents."""
+
+
+main.add_command(keys)
+main.add_command(doctor)
 
 
 @main.command()

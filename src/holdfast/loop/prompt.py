@@ -185,7 +185,10 @@ class Window:
             total -= items[start].tokens
             start += 1
         self._items, self._is_whole = items[start:], whole and start == 0
-        self._upto, self._ranges, self._room, self._edition = head.head, visible, room, view.edition
+        # A message that waits in the queue becomes visible later, before what came after it: so nothing is known
+        # beyond the last visible one.
+        self._upto = visible[-1][1] if visible else head.head
+        self._ranges, self._room, self._edition = visible, room, view.edition
         front: list[Item] = []
         if not self._is_whole:
             shown = {item.seq for item in self._items}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from holdfast.errors import (
     LifecycleError,
     SessionBusy,
     StaleEpoch,
+    StoreError,
     TurnCancelled,
     TurnOpen,
     TurnParked,
@@ -25,7 +27,7 @@ from holdfast.errors import (
 from holdfast.ids import crashpoint
 from holdfast.log import codec
 from holdfast.log.chain import estimate
-from holdfast.log.events import Draft, Event
+from holdfast.log.events import MESSAGE_TYPES, Draft, Event, to_datetime
 from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, cut, view_of
 from holdfast.loop.context import Context, parts_of
@@ -56,13 +58,17 @@ from holdfast.policy.pruning import Strategy, strategy_of
 from holdfast.policy.retention import Retention
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
-from holdfast.stores.plan import Head
+from holdfast.stores.plan import Appended, Head
 from holdfast.stores.portable import message_draft
 from holdfast.stores.renewal import Renewal
 
 NO_CONTEXT = ToolContext()  # for tools that do not ask for one
 IDLE = 100  # events before a strategy that freed nothing is tried again
 MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
+
+
+class AskedBefore(AgentError):
+    """The key of a message has admitted it before: nothing was begun."""
 
 
 class World:
@@ -78,14 +84,16 @@ class World:
         temp: dict[str, Any],
         shape: OutputShape | None = None,
         options: Mapping[str, Any] | None = None,
+        run: str | None = None,
     ) -> None:
         self.store, self.log, self.settings, self.session, self.temp = store, log, settings, session, temp
         self.shape = shape
         self.options = {**settings.options, **(options or {})}
-        self.work = Work(run=store.ids.new())
+        self.work = Work(run=run or store.ids.new())
         self.epoch = 0
         self.at = 0  # the last event of this turn's last append
         self.stopped = False  # somebody asked for its end
+        self.detached = False  # nobody but the log waits for it
         self._batch: Batch | None = None  # the tools under way
         self.renewal: Renewal | None = None
         self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
@@ -97,6 +105,9 @@ class World:
         self._limit = 0  # tokens, by our own estimate, that may be sent
         self._fixed = 0  # tokens of what is sent besides messages
         self._policy_tried = False
+        self._numbers: list[tuple[int, int]] = []  # of this turn's messages that it stored: seq and time
+        self.more = True  # something may be queued
+        self._once: str | None = None
         self.retained = False  # the session has a retention, which may ask for pruning after the turn
         self._usage_before: dict[str, int] = {}
         self._turns_before = 0
@@ -111,18 +122,26 @@ class World:
     # -- beginning -------------------------------------------------------------------------------------------------
 
     def open_with(
-        self, message: Message, metadata: Mapping[str, Any] | None, queued: Event | None = None
+        self,
+        message: Message,
+        metadata: Mapping[str, Any] | None,
+        queued: Event | None = None,
+        admitting: Draft | None = None,
+        once: str | None = None,
+        head: Head | None = None,
     ) -> list[Draft] | None:
         """Get ready to ask `message`: the events of the first append, which also takes the lease; None if somebody else
         is at work. A turn that a crash left behind is settled first. `queued` is the event that brought the message,
-        if it is in the log already."""
-        head = self.store.head(self.log)
+        if it is in the log already; `admitting` brings it in the same append, if nothing else is to be run before."""
+        head = head or self.store.head(self.log)
         view = view_of(head.view)
         self._refuse(view)
-        if queued is not None:
-            if not any(seq == queued.seq for _, seq in view.queue):
-                raise TurnCancelled  # taken from the queue meanwhile, or run by somebody else
-            self.work = Work(run=queued.run or "")
+        if queued is not None and not any(seq == queued.seq for _, seq in view.queue):
+            raise TurnCancelled  # taken from the queue meanwhile, or run by somebody else
+        if admitting is not None:
+            if view.turn is not None or view.queue:
+                return None
+            self._once = once
         settled: list[Draft] = []
         if view.turn is not None:
             lease = self.store.lease(self.log)
@@ -132,26 +151,32 @@ class World:
         started: dict[str, Any] = {"agent": self.settings.name, "options": self._stored_options()}
         if metadata:
             started["metadata"] = dict(metadata)
-        if queued is None:
-            question = message_draft(message, self.store.limits, run=self.work.run)
-            asked = [question]
-        else:
-            question, asked = Draft(type=queued.type, data=queued.data), []
+        begun = Draft(type="turn.started", run=self.work.run, data=started)
+        if admitting is not None:
+            question, asked = admitting, [admitting, begun]
+            started["question"] = head.head + 1
+        elif queued is not None:
+            question, asked = Draft(type=queued.type, data=queued.data), [begun]
             started["question"] = queued.seq
-        drafts = [*settled, Draft(type="turn.started", run=self.work.run, data=started), *asked]
+        else:
+            question = message_draft(message, self.store.limits, run=self.work.run)
+            asked = [begun, question]
+        drafts = [*settled, *asked]
         self._prepare(head, view)
         if settled:  # what was settled is history now: read it as the next turn will see it
             self._claim(settled, head)
             try:
                 head = self.store.head(self.log)
                 self._prepare(head, view_of(head.view))
-                self.at = self.store.append(self.log, drafts[len(settled) :], epoch=self.epoch).last
+                done = self.store.append(self.log, drafts[len(settled) :], epoch=self.epoch)
+                self._number(drafts[len(settled) :], done)
+                self.at = done.last
             except BaseException:
                 self.give_back()
                 raise
             drafts = []
         self.work.take("turn.started", started)
-        self.work.take(question.type, question.data, message)
+        self.work.take(question.type, question.data, copy.copy(message))
         self._head = head
         return drafts
 
@@ -202,7 +227,10 @@ class World:
         since = self.store.ids.elapsed()
         claim = Claim(holder=holder(self.work.run), seconds=seconds)
         expected = None if head is None else head.head
-        done = self.store.append(self.log, drafts, claim=claim, expected=expected)
+        done = self.store.append(self.log, drafts, once=self._once, claim=claim, expected=expected)
+        if done.repeated:
+            raise AskedBefore
+        self._number(drafts, done)
         self.epoch, self.at = done.epoch, done.last
         self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since)
         self.renewal.__enter__()
@@ -356,7 +384,8 @@ class World:
         else:
             self.renewal.allow(None)  # while it writes, nobody waits for an effect
             done = self.store.append(self.log, drafts, epoch=self.epoch, release=last)
-            self.retained, self.at = done.retained, done.last
+            self.retained, self.at, self.more = done.retained, done.last, done.queued
+            self._number(drafts, done)
             self._limit_effect()
         self.left = []
         self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
@@ -534,7 +563,17 @@ class World:
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
+    def _number(self, drafts: Sequence[Draft], done: Appended) -> None:
+        """Remember which numbers and times the messages of this turn got."""
+        run, first = self.work.run, done.first
+        for at, draft in enumerate(drafts):
+            if draft.type in MESSAGE_TYPES and draft.run == run and draft.type != "summary.added":
+                self._numbers.append((first + at, done.at))
+
     def response(self) -> Response:
+        fresh = [message for message in self.work.own if message.seq is None]
+        for message, (seq, at) in zip(fresh, self._numbers, strict=False):
+            message.seq, message.created_at = seq, to_datetime(at)
         return response_of(self.work, self.shape)
 
     def stop(self) -> None:
@@ -550,6 +589,9 @@ class World:
 
     def fail(self, error: BaseException) -> None:
         """Record that the turn ended without an answer, if this process still holds it."""
+        if self.detached and isinstance(error, StoreError):
+            self.close()  # nothing is wrong with the turn: it is taken up again when the store is back
+            return
         if self.renewal is None or self.work.ended:
             self.close()
             return

@@ -22,7 +22,7 @@ router = APIRouter(route_class=StrictRoute, tags=["agents"], responses=ERRORS)
 def create_agent(who: Admin, server: Serving, request: Request, body: bodies.AgentGiven | None = None) -> Response:
     """Tools are named; keys and addresses of providers come from the server's environment, never from a request. The
     budget is given to sessions that have none when this agent first runs there."""
-    catalog, given = server.catalog, (body or bodies.AgentGiven()).model_dump()
+    catalog, given = server.catalog, (body or bodies.AgentGiven()).given()
 
     def find(id: str) -> dict[str, object] | None:
         return _described(server, who, id)
@@ -30,7 +30,7 @@ def create_agent(who: Admin, server: Serving, request: Request, body: bodies.Age
     def make(id: str) -> dict[str, object]:
         return catalog.create(who.store, id, given, actor=actor_of(who))
 
-    return reply(made_once(who, request, given["id"], find, make), 201)
+    return reply(made_once(who, request, given.get("id"), find, make), 201)
 
 
 def _described(server: Serving, who: Who, id: str) -> dict[str, object] | None:
@@ -59,7 +59,7 @@ def replace_agent(who: Admin, server: Serving, agent_id: str, body: bodies.Agent
     """What is left out is taken away. Turns that run go on with the old one."""
     if body.id is not None and body.id != agent_id:
         raise refused("id", "an agent keeps its id: leave it out, or make another agent")
-    return reply(server.catalog.replace(who.store, agent_id, body.model_dump(), actor=actor_of(who)))
+    return reply(server.catalog.replace(who.store, agent_id, body.given(), actor=actor_of(who)))
 
 
 @router.delete(

@@ -2,8 +2,8 @@
 
 The first request puts a mark that runs out by itself, so that a server that dies does not block its key for ever; the
 mark is renewed while the request runs, and replaced by the answer when it is done. Only what succeeded is kept: after a
-failure the same request may be tried again. An answer tells of a session, so it goes when its session is deleted, and is
-encrypted where the store is.
+failure the same request may be tried again. An answer tells of a session, so it goes when the session is deleted, and
+is encrypted where the store is.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ async def once(request: Request, who: Who, run: Callable[[], Awaitable[Response]
     key, scope = key_of(request), scope_of(request, who)
     if key is None or scope is None:
         return await run()
-    session_id = request.path_params.get("sid")
-    answers = _Answers(who.store, scope if session_id is None else _of_session(session_id) + scope)
+    session_id: str = request.path_params.get("session_id", "")
+    answers = _Answers(who.store, _of_session(session_id) + scope if is_id(session_id) else scope)
     digest = sha256(request.scope["query_string"] + b"\n" + await request.body()).hexdigest()
     found = await off_thread(answers.begin, digest)
     if found is not None:
@@ -121,13 +121,13 @@ async def once(request: Request, who: Who, run: Callable[[], Awaitable[Response]
 
 
 def _new_session(body: bytes) -> str | None:
-    """The id of the session, or whatever else, that an answer shows."""
+    """The id of the session that an answer shows."""
     try:
         found = codec.decode(body)
     except ValueError:
         return None
-    shown = found.get("id") if isinstance(found, dict) else None
-    return shown if is_id(shown) else None
+    is_session = isinstance(found, dict) and found.keys() >= {"id", "work_dir", "status"}
+    return found["id"] if is_session and is_id(found["id"]) else None
 
 
 def _again(kept: dict[str, Any]) -> Response:

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from holdfast.errors import AgentError, StoreError
 from holdfast.loop.crossing import off_thread
 from holdfast.server import errors
+from holdfast.server.answers import forget_session
 from holdfast.server.auth import Gate
 from holdfast.server.catalog import Catalog
 from holdfast.server.config import Config
@@ -80,11 +81,11 @@ class Server:
         session.agent = found
         return Part(found.settings(), session, found.shape)
 
-    def forget(self, log: Log) -> None:
-        """A session was redacted or deleted: nothing of it stays in memory."""
+    def forget(self, store: Store, log: Log) -> None:
+        """A session was redacted or deleted: nothing of it stays in memory, or in the answers that are kept."""
         with self._lock:
-            for key in [key for key in self._sessions if key[1] == log.number]:
-                del self._sessions[key]
+            self._sessions.pop((store.tenant, log.number), None)
+        forget_session(store, log.id)
 
     # -- beginning and ending --------------------------------------------------------------------------------------
 
@@ -177,7 +178,8 @@ def create_app(server: Server) -> FastAPI:
     )
     app.state.server = server
     errors.install(app)
-    for router in (health.router, page.router, agents.router, *sessions.routers, runs.router):
-        app.include_router(router)
+    # In the order in which they are tried: what is asked most comes first.
+    for router in (runs.router, *sessions.routers, agents.router, health.router, page.router):
+        app.router.routes.extend(router.routes)  # as they are: FastAPI would try routers within routers, one by one
     app.add_middleware(Guard, server=server)
     return app

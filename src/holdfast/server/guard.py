@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from itertools import count
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect
@@ -71,6 +72,12 @@ class Guard:
     def __init__(self, app: ASGIApp, server: Guarded) -> None:
         self.app, self.config, self.metrics = app, server.config, server.metrics
         self.sites = Sites(server.config)
+        # Asking the system for randomness gives the interpreter's lock away: once, not for every request.
+        self._process, self._requests = REAL.new(), count()
+
+    def new_id(self) -> str:
+        """An id for a request: unique, and in the order in which they came."""
+        return f"{self._process}-{next(self._requests):x}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -126,7 +133,7 @@ class Exchange:
         self._started = REAL.elapsed()
         asked = headers.get(b"x-request-id")
         is_theirs = asked is not None and len(asked) == 1 and _REQUEST_ID.fullmatch(asked[0])
-        self.request_id: str = asked[0].decode() if asked and is_theirs else REAL.new()
+        self.request_id: str = asked[0].decode() if asked and is_theirs else guard.new_id()
         self.origin = guard.sites.allowed_origin(headers)
         self.status = 0
         self.leaves_unread = False  # a large body may still be on its way

@@ -93,7 +93,7 @@ def redact_event(who: Admin, server: Serving, session_id: SessionId, body: bodie
     """And of every event that repeats its text. Their hashes stay, so the chain still verifies."""
     session = who.open(session_id)
     done = session.redact(body.seq, reason=body.reason, actor=actor_of(who, body.actor))
-    server.forget(session._log)
+    server.forget(who.store, session._log)
     server.feed.nudge(session._log)
     return reply(asdict(done))
 
@@ -137,6 +137,6 @@ def erase_session(who: Admin, server: Serving, session_id: SessionId, body: bodi
     """For good, immutable or not; only the hashes stay. A hold forbids it."""
     session = who.open(session_id)
     done = session.erase(reason=body.reason, actor=actor_of(who, body.actor))
-    server.forget(session._log)
+    server.forget(who.store, session._log)
     server.feed.nudge(session._log)
     return reply(asdict(done))

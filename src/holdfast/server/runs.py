@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
@@ -18,7 +21,7 @@ from holdfast.errors import (
     from_code,
 )
 from holdfast.log.messages import Message
-from holdfast.log.view import view_of
+from holdfast.log.view import View, view_of
 from holdfast.loop.crossing import off_thread
 from holdfast.loop.outcome import Outcome, outcome_of, recent_runs
 from holdfast.loop.response import Response as Answer
@@ -41,11 +44,13 @@ from holdfast.server.shapes import (
 from holdfast.server.stream import EventStream, LogFrames, RunFrames, position_of
 from holdfast.server.strict import StrictRoute
 from holdfast.stores.base import Due, Log, Store
+from holdfast.stores.plan import Head
 from holdfast.worker.feed import Tail
-from holdfast.worker.runs import Admitted, admit, refuse_waiting, run_of_key
+from holdfast.worker.runs import Admitted, Asked, admit, refuse_waiting, run_of_key
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
 SSE = "text/event-stream"
+T = TypeVar("T")
 RESUMED = "resumed"  # slips: which turn a key has resumed
 
 
@@ -59,7 +64,11 @@ async def message(who: Writer, request: Request, session_id: str, body: MessageB
     server: Server = request.app.state.server
     with server.limits.runs.hold(who.key_id):
         waiting = _Waiting(server)
-        log, run = await off_thread(_admit, server, who, session_id, body, key_of(request))
+        key = key_of(request)
+        found = await _on_a_run_thread(server, lambda: _ask(server, who, session_id, body, key))
+        if isinstance(found, Answer):
+            return reply(shapes.answer_dict(found))
+        log, run = found
         waiting.begin(who.store, log, run.run_id)
         if run.repeated:
             waiting.look_first()
@@ -150,34 +159,78 @@ async def resume_stream(
     return _run_stream(server, who, tail, run.run_id, run.seq, asked, slot)
 
 
-def _admit(server: Server, who: Who, session_id: str, body: MessageBody, key: str | None) -> tuple[Log, Admitted]:
-    """Take a message into the log; on a thread."""
-    _refuse_draining(server)
-    session = who.open(session_id)
-    store, log = who.store, session._log
+async def _on_a_run_thread(server: Server, work: Callable[[], T]) -> T:
+    """Do something on a thread that runs turns, if one is free: whoever admits a message may go on with it at once.
+    If none is, others wait already, and it is only admitted."""
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[Future[T]] = loop.create_future()
+
+    def run() -> None:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            done.set_exception(error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if told.done() else told.set_result(done))
+
+    return (await told).result() if server.runs.submit(run) else await off_thread(work)
+
+
+def _asked(server: Server, who: Who, log: Log, body: MessageBody, key: str | None) -> tuple[Head, View, Asked]:
+    """A message as the log will have it, if the session takes one."""
+    store = who.store
     once = None if key is None else _once(who, key)
-    view = view_of(store.head(log).view)
+    head = store.head(log)
+    view = view_of(head.view)
     known = once is not None and store.lookup(log, "run/" + run_of_key(log, once)) is not None
     if not known:
-        refuse_waiting(view, session_id)
+        refuse_waiting(view, log.id)
         if len(view.queue) >= server.config.queue:
             raise QueueFull(server.config.queue)
         server.catalog.find(store, body.agent_id)  # an agent that is not there is the client's mistake
-    run = admit(
-        store,
-        log,
-        Message.of(body.message),
-        agent=body.agent_id,
-        options=body.options(),
-        metadata=body.metadata,
-        on_busy=body.on_busy,
-        once=once,
-        actor=shapes.actor_of(who),
+    return (
+        head,
+        view,
+        Asked(
+            message=Message.of(body.message),
+            agent=body.agent_id,
+            options=body.options(),
+            metadata=body.metadata,
+            on_busy=body.on_busy,
+            once=once,
+            actor=shapes.actor_of(who),
+        ),
     )
+
+
+def _ask(
+    server: Server, who: Who, session_id: str, body: MessageBody, key: str | None
+) -> Answer | tuple[Log, Admitted]:
+    """Admit a message, and run it if nothing is before it."""
+    _refuse_draining(server)
+    log = who.open(session_id)._log
+    head, view, asked = _asked(server, who, log, body, key)
+    if view.turn is None and not view.queue:
+        found = server.runs.ask(who.store, log, head, asked)
+        return found if isinstance(found, Answer) else (log, found)
+    return log, _admitted(server, who, log, view, asked)
+
+
+def _admit(server: Server, who: Who, session_id: str, body: MessageBody, key: str | None) -> tuple[Log, Admitted]:
+    """Take a message into the log; on a thread."""
+    _refuse_draining(server)
+    log = who.open(session_id)._log
+    _, view, asked = _asked(server, who, log, body, key)
+    return log, _admitted(server, who, log, view, asked)
+
+
+def _admitted(server: Server, who: Who, log: Log, view: View, asked: Asked) -> Admitted:
+    run = admit(who.store, log, asked)
     server.feed.nudge(log)
-    if body.on_busy == "interrupt" and not run.repeated and view.turn is not None:
-        server.runs.cancel(store, log, view.turn.run, actor=shapes.actor_of(who))
-    return log, run
+    if asked.on_busy == "interrupt" and not run.repeated and view.turn is not None:
+        server.runs.cancel(who.store, log, view.turn.run, actor=asked.actor)
+    return run
 
 
 def _once(who: Who, key: str) -> str:
@@ -196,6 +249,8 @@ def _resume(
     if known is not None:
         run, seq = known.decode().split()
         return log, Admitted(run_id=run, seq=int(seq), repeated=True)
+    if body.agent_id is not None and view_of(store.head(log).view).turn is not None:
+        server.catalog.find(store, body.agent_id)  # before anything is written
     if session.status in ("paused", "closed", "archived"):
         session._move("session.resumed", body.reason, shapes.actor_of(who))
         server.feed.nudge(log)

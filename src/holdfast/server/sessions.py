@@ -144,7 +144,7 @@ def delete_session(who: Writer, server: Serving, session_id: SessionId) -> Respo
     session = who.open(session_id)
     if not who.store.remove("session", session.id):
         raise SessionNotFound(session_id)
-    server.forget(session._log)
+    server.forget(who.store, session._log)
     return reply({"status": "deleted"})
 
 

@@ -97,6 +97,7 @@ class Appended:
     repeated: bool = False  # the same key had stored this before
     at: int = 0
     retained: bool = False  # the session has a retention, which may ask for more
+    queued: bool = False  # something is to be run in the session
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,10 @@ class Request:
 
     @property
     def digest(self) -> bytes:
+        """What the key stands for. Of a message that is admitted and run in one append, only the message: the same key
+        may admit it again without running it."""
+        if self.drafts and self.drafts[0].type == "message.queued":
+            return chain.digest(self.drafts[:1], self.encoded[:1])
         return chain.digest(self.drafts, self.encoded)
 
 
@@ -261,8 +266,14 @@ def plan(
         marks=marks,
         updated_at=at if len(drafts) > sum(draft.type in MAINTENANCE for draft in rare) else before.updated_at,
     )
-    retained = b'"retention":' in view
-    outcome = Appended(first=before.head + 1, last=head.head, epoch=epoch, at=at, retained=retained)
+    outcome = Appended(
+        first=before.head + 1,
+        last=head.head,
+        epoch=epoch,
+        at=at,
+        retained=b'"retention":' in view,
+        queued=b'"queue":' in view,
+    )
     once = None
     if asked.once is not None:
         once = (asked.once, Once(digest=asked.digest, first=outcome.first, last=outcome.last))

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
@@ -46,10 +46,11 @@ from holdfast.loop.stream import (
     TurnDone,
 )
 from holdfast.loop.turn import loose_calls
-from holdfast.loop.world import World
+from holdfast.loop.world import AskedBefore, World
 from holdfast.models.base import InputJSONDelta, TextDelta, ThinkingDelta
 from holdfast.stores.base import Due, Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
+from holdfast.stores.plan import Head
 from holdfast.stores.portable import message_of
 
 PATIENCE = 0.3  # seconds that a turn is given to end by itself when it is cancelled
@@ -92,36 +93,42 @@ def run_of_key(log: Log, once: str) -> str:
     return "R" + sha256(f"{log.uid}\n{once}".encode()).hexdigest()[:31].upper()
 
 
-def admit(
-    store: Store,
-    log: Log,
-    message: Message,
-    *,
-    agent: str | None,
-    options: Mapping[str, Any] | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    on_busy: str = "enqueue",
-    once: str | None = None,
-    actor: str | None = None,
-) -> Admitted:
-    """Take a message into the queue of a session, durably. With `once` the same key admits it once."""
-    run = store.ids.new() if once is None else run_of_key(log, once)
-    stored, blobs = message.to_data(store.limits)
-    data: dict[str, Any] = {"message": stored, "run": run, "options": dict(options or {})}
-    if agent is not None:
-        data["agent"] = agent
-    if metadata:
-        data["metadata"] = dict(metadata)
-    if on_busy != "enqueue":
-        data["on_busy"] = on_busy
-    draft = Draft(type="message.queued", run=run, author=message._author, actor=actor, data=data, blobs=blobs)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A message for an agent. With `once` the same key admits it once."""
+
+    message: Message
+    agent: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
+    on_busy: str = "enqueue"
+    once: str | None = None
+    actor: str | None = None
+
+    def draft(self, store: Store, log: Log) -> Draft:
+        run = store.ids.new() if self.once is None else run_of_key(log, self.once)
+        stored, blobs = self.message.to_data(store.limits)
+        data: dict[str, Any] = {"message": stored, "run": run, "options": dict(self.options)}
+        if self.agent is not None:
+            data["agent"] = self.agent
+        if self.metadata:
+            data["metadata"] = dict(self.metadata)
+        if self.on_busy != "enqueue":
+            data["on_busy"] = self.on_busy
+        author = self.message._author
+        return Draft(type="message.queued", run=run, author=author, actor=self.actor, data=data, blobs=blobs)
+
+
+def admit(store: Store, log: Log, asked: Asked) -> Admitted:
+    """Take a message into the queue of a session, durably."""
+    draft = asked.draft(store, log)
     try:
-        done = store.append(log, [draft], once=once)
+        done = store.append(log, [draft], once=asked.once)
     except TurnOpen:
         lease = store.lease(log)
         raise SessionBusy(log.id, retry_after=1.0 if lease is None else max(1.0, lease.remaining)) from None
     crashpoint("admitted")
-    return Admitted(run_id=run, seq=done.first, repeated=done.repeated)
+    return Admitted(run_id=draft.run or "", seq=done.first, repeated=done.repeated)
 
 
 def refuse_waiting(view: View, session_id: str) -> None:
@@ -176,9 +183,12 @@ class Runs:
         self._wake = threading.Condition()
         self._ready: OrderedDict[str, deque[Due]] = OrderedDict()  # by tenant
         self._queued: set[int] = set()  # logs in `_ready`
+        self._asking: deque[Callable[[], object]] = deque()  # messages that a free thread admits and runs
+        self._idle = 0  # threads that wait for work
         self._busy: dict[int, Running | None] = {}  # logs that a thread is at
         self._again: set[int] = set()  # logs that moved while a thread was at them
         self._reopened: dict[int, str | None] = {}  # logs whose open turn is to be taken up, and by which agent
+        self._owed: dict[int, tuple[Store, Log, str]] = {}  # turns that a store which was away left with our lease
         self._waiters: dict[str, list[Callable[[Response | BaseException | None], object]]] = {}
         self._stopping = False
         self._started = False
@@ -219,6 +229,46 @@ class Runs:
         if lease is None or not lease.alive:
             self._reopened[log.number] = agent
         return Admitted(run_id=turn.run, seq=head.head, repeated=False)
+
+    def submit(self, work: Callable[[], object]) -> bool:
+        """Have a free thread do something now; False if there is none. It must not raise."""
+        with self._wake:
+            if self._stopping or self._idle <= len(self._asking) + len(self._queued):
+                return False
+            self._asking.append(work)
+            self._wake.notify()
+            return True
+
+    def ask(self, store: Store, log: Log, head: Head, asked: Asked) -> Response | Admitted:
+        """Admit a message and run it on this thread, in one append, if nothing is before it in its session; else only
+        admit it. Raises what the run raises. `head` was read before: if the session has moved, it is only admitted."""
+        due = Due(store.tenant, log)
+        with self._wake:
+            is_free = log.number not in self._busy and log.number not in self._queued
+            if is_free:
+                self._busy[log.number] = None
+        if not is_free:
+            return admit(store, log, asked)
+        more = True
+        try:
+            draft = asked.draft(store, log)
+            world = self._world(store, log, draft, asked.agent)
+            opening = world.open_with(asked.message, asked.metadata, admitting=draft, once=asked.once, head=head)
+            if opening is None:
+                return admit(store, log, asked)
+            run = draft.run or ""
+            self._busy[log.number] = Running(run, world)
+            result = self._perform(world, opening, store, log, run, direct=True)
+            more = world.more
+        except (Conflict, SessionBusy, AskedBefore):  # somebody else was faster
+            return admit(store, log, asked)
+        finally:
+            self._leave(due, more)
+        if result is None:
+            return Admitted(run_id=run, seq=0, repeated=True)  # it ended elsewhere: the log says how
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def when_over(self, run: str, told: Callable[[Response | BaseException | None], object]) -> Callable[[], None]:
         """Have `told` called, on a thread, when this process has run it: with its response, its error, or None if it
@@ -288,12 +338,14 @@ class Runs:
 
     # -- on the threads --------------------------------------------------------------------------------------------
 
-    def _next(self) -> Due | None:
+    def _next(self) -> Due | Callable[[], object] | None:
         with self._wake:
-            while not self._ready:
-                if self._stopping:
-                    return None
+            while not self._ready and not self._asking and not self._stopping:
+                self._idle += 1
                 self._wake.wait()
+                self._idle -= 1
+            if self._asking:
+                return self._asking.popleft()
             if self._stopping:
                 return None
             tenant, sessions = self._ready.popitem(last=False)
@@ -306,6 +358,9 @@ class Runs:
 
     def _work(self) -> None:
         while (due := self._next()) is not None:
+            if not isinstance(due, Due):
+                due()
+                continue
             again = False
             try:
                 again = self._run_next(due)
@@ -316,12 +371,16 @@ class Runs:
             except Exception as error:  # noqa: BLE001 - a run must not end the thread of all the others
                 self.on_end(f"broken: {type(error).__name__}")
             finally:
-                with self._wake:
-                    self._busy.pop(due.log.number, None)
-                    again = again or due.log.number in self._again
-                    self._again.discard(due.log.number)
-                if again:
-                    self.start(due)
+                self._leave(due, again)
+
+    def _leave(self, due: Due, again: bool) -> None:
+        """A thread is done with a session; whether there is more for it to do."""
+        with self._wake:
+            self._busy.pop(due.log.number, None)
+            again = again or due.log.number in self._again
+            self._again.discard(due.log.number)
+        if again:
+            self.start(due)
 
     def _run_next(self, due: Due) -> bool:
         """Run what is first in a session's queue; whether there may be more."""
@@ -365,14 +424,14 @@ class Runs:
             self.taken_over += 1
         self._busy[log.number] = Running(run, world)
         self._perform(world, opening, store, log, run)
-        return True
+        return world.more
 
-    def _world(self, store: Store, log: Log, begun: Event, agent: str | None) -> World:
+    def _world(self, store: Store, log: Log, begun: Event | Draft, agent: str | None) -> World:
         part = self._cast(store, log, agent)
         options = dict(begun.data.get("options", {}))
         schema = options.pop("schema", None)
         shape = part.shape if schema is None else OutputShape(schema)
-        return World(
+        world = World(
             store,
             log,
             part.settings,
@@ -380,7 +439,10 @@ class Runs:
             temp=part.session._temp,
             shape=shape,
             options=options,
+            run=begun.run,
         )
+        world.detached = True
+        return world
 
     def _begin(self, world: World, queued: Event, *, resumed: bool) -> list[Draft] | None:
         if resumed:
@@ -389,7 +451,10 @@ class Runs:
         message = message_of(world.store, world.log, row)
         return world.open_with(message, queued.data.get("metadata"), queued)
 
-    def _perform(self, world: World, opening: list[Draft], store: Store, log: Log, run: str) -> None:
+    def _perform(
+        self, world: World, opening: list[Draft], store: Store, log: Log, run: str, *, direct: bool = False
+    ) -> Response | BaseException | None:
+        """Drive a turn, and tell what happens. A `direct` one whose beginning is refused was never admitted."""
         result: Response | BaseException | None = None
         tell, at, n = self._listener.tell, -1, 0
         try:
@@ -402,18 +467,22 @@ class Runs:
                     tell(log, event, at, n)
                 elif type(event) is TurnDone:
                     result = event.response
-        except (Conflict, SessionBusy) as error:
-            if world.renewal is not None:
-                result = error
-            else:
-                return  # somebody else began first
+        except (Conflict, SessionBusy, AskedBefore) as error:
+            if world.renewal is None:
+                if direct:
+                    raise
+                return None  # somebody else began first
+            result = error
         except StaleEpoch:
             result = None  # cancelled or taken over: the log says what became of it
         except StoreError as error:
             result = error if world.renewal is None else None  # else the turn is taken up again when the store is back
+            self._owed[log.number] = (store, log, run)
         except AgentError as error:
             result = error
             if world.renewal is None:  # it was refused before anything was stored
+                if direct:
+                    raise
                 self._drop(store, log, run, error)
         finally:
             self._listener.nudge(log)
@@ -423,6 +492,7 @@ class Runs:
         crashpoint("run over")
         self.on_end(_word(result))
         self._tell_waiters(run, result)
+        return result
 
     def _drop(self, store: Store, log: Log, run: str, error: AgentError | None) -> None:
         """Take a run from the queue that cannot be begun, and say why."""
@@ -444,8 +514,20 @@ class Runs:
         """Find queued runs that nobody is at: of a process that died, or that was admitted by one that runs nothing."""
         while not self._stopping:
             with suppress(AgentError):
+                self._give_back_owed()
                 self._look_once()
             self.store.ids.sleep(self._look_every)
+
+    def _give_back_owed(self) -> None:
+        """Free what this process holds and is not at any more, so that the turn is taken up at once."""
+        for number, (store, log, run) in list(self._owed.items()):
+            if number not in self._busy:
+                head = store.head(log)
+                turn, lease = view_of(head.view).turn, store.lease(log)
+                if turn is not None and turn.run == run and lease is not None and lease.holder == holder(run):
+                    with suppress(StaleEpoch):
+                        store.append(log, [], epoch=head.epoch, release=True)
+                self._owed.pop(number, None)
 
     def _look_once(self) -> None:
         after = 0

@@ -1,0 +1,262 @@
+"""`holdfast doctor`: whether a server would start here, and what is not as it should be. It changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from holdfast.cli.options import server_options
+from holdfast.errors import AgentError, SchemaTooNew
+from holdfast.server.config import Config
+
+EXTRAS = {
+    "server": ("fastapi", "httptools", "prometheus_client", "uvicorn"),
+    "postgres": ("psycopg",),
+    "secure": ("cryptography",),
+    "mcp": ("mcp",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: Literal["ok", "warn", "fail"]
+    text: str
+
+
+@click.command()
+@server_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
+def doctor(as_json: bool, **flags: object) -> None:
+    """Look at everything a server needs, as `holdfast serve` would be started with these flags and variables.
+
+    Exit code 0: it would start; 1: something has to be put right first.
+    """
+    found = list(examine(os.environ, **flags))
+    is_well = all(each.verdict != "fail" for each in found)
+    if as_json:
+        click.echo(json.dumps({"ok": is_well, "findings": [asdict(each) for each in found]}))
+    else:
+        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for each in found:
+            click.echo(f"{click.style(f'{each.verdict:<4}', fg=colours[each.verdict])}  {each.what}: {each.text}")
+    sys.exit(0 if is_well else 1)
+
+
+def examine(environ: Mapping[str, str], **flags: object) -> Iterator[Finding]:
+    """Everything, in the order in which it is needed."""
+    yield _python()
+    yield _sqlite()
+    try:
+        config = Config.from_env(environ, **flags)
+    except AgentError as error:
+        yield Finding(what="settings", verdict="fail", text=str(error))
+        return
+    yield _settings(config)
+    yield from _extras(config, environ)
+    yield _data_directory(config)
+    yield _store(config)
+    yield _key(environ)
+    yield _token(config)
+    yield _port(config)
+    yield from _work_roots(config)
+
+
+def _python() -> Finding:
+    return Finding(what="python", verdict="ok", text=platform.python_version())
+
+
+def _sqlite() -> Finding:
+    import apsw
+
+    from holdfast.stores.sqlite_file import check_version
+
+    version = apsw.sqlite_lib_version()
+    try:
+        check_version(version)
+    except AgentError as error:
+        return Finding(what="sqlite", verdict="fail", text=str(error))
+    return Finding(what="sqlite", verdict="ok", text=version)
+
+
+def _settings(config: Config) -> Finding:
+    try:
+        config.check()
+    except AgentError as error:
+        return Finding(what="settings", verdict="fail", text=str(error))
+    return Finding(what="settings", verdict="ok", text=f"{config.url}, lease {config.lease_seconds:g} s")
+
+
+def _extras(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    needed = {"server"}
+    if config.store.startswith(("postgresql:", "postgres:")):
+        needed.add("postgres")
+    if environ.get("HOLDFAST_KEY"):
+        needed.add("secure")
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if find_spec(module) is None]
+        if not missing:
+            yield Finding(what=f"extra {extra}", verdict="ok", text="installed")
+        elif extra in needed:
+            text = f"{', '.join(missing)} missing: pip install 'holdfast[{extra}]'"
+            yield Finding(what=f"extra {extra}", verdict="fail", text=text)
+        else:
+            yield Finding(what=f"extra {extra}", verdict="ok", text="not installed, and not needed by these settings")
+
+
+def _data_directory(config: Config) -> Finding:
+    path = Path(config.data)
+    if not path.exists():
+        return Finding(what="data directory", verdict="ok", text=f"{path} will be made")
+    if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
+        return Finding(what="data directory", verdict="fail", text=f"{path} is no directory that can be written")
+    if others := _others(path):
+        text = f"{path} has mode {others}, so other users can look into it: chmod 700 {path}"
+        return Finding(what="data directory", verdict="warn", text=text)
+    return Finding(what="data directory", verdict="ok", text=str(path))
+
+
+def _store(config: Config) -> Finding:
+    """Looked at without opening it as a server does, which would create it or bring its schema up to date."""
+    kind = config.store.partition(":")[0]
+    try:
+        if kind == "memory":
+            return Finding(what="store", verdict="warn", text="memory: everything is lost when the server stops")
+        if kind == "sqlite":
+            return _sqlite_store(Path(config.store.removeprefix("sqlite:///")))
+        if kind in ("postgresql", "postgres"):
+            return _postgres_store(config.store)
+    except SchemaTooNew as error:
+        return Finding(what="store", verdict="fail", text=str(error))
+    return Finding(what="store", verdict="fail", text=f"a store URL with {kind[:20]!r} is not understood")
+
+
+def _sqlite_store(file: Path) -> Finding:
+    import apsw
+
+    from holdfast.stores.sqlite_file import MIGRATIONS
+
+    if not file.exists():
+        parent = next(each for each in file.absolute().parents if each.exists())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return Finding(what="store", verdict="fail", text=f"{file} cannot be made: {parent} cannot be written")
+        return Finding(what="store", verdict="ok", text=f"{file} will be made")
+    try:
+        db = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            db.set_busy_timeout(2000)
+            applied = [row[0] for row in db.execute(MIGRATIONS)]
+        finally:
+            db.close()
+    except apsw.Error as error:
+        return Finding(what="store", verdict="fail", text=f"{file} cannot be read: {error}")
+    if not os.access(file, os.W_OK):
+        return Finding(what="store", verdict="fail", text=f"{file} cannot be written: check its permissions")
+    if others := _others(file):
+        text = f"{file} has mode {others}, so other users can read it: chmod 600 {file}"
+        return Finding(what="store", verdict="warn", text=text)
+    return _schema("sqlite", applied, str(file))
+
+
+def _postgres_store(url: str) -> Finding:
+    from holdfast.stores.postgres_server import MIGRATIONS
+
+    try:
+        import psycopg
+    except ImportError:
+        return Finding(what="store", verdict="fail", text="PostgreSQL needs pip install 'holdfast[postgres]'")
+    try:
+        with psycopg.connect(url, connect_timeout=5) as db:
+            try:
+                applied = [row[0] for row in db.execute(MIGRATIONS)]
+            except psycopg.errors.UndefinedTable:
+                return Finding(what="store", verdict="ok", text="PostgreSQL answers; the tables will be made")
+    except psycopg.Error as error:
+        # By its class: the text repeats the address, and with it perhaps a password.
+        text = f"PostgreSQL cannot be reached ({type(error).__name__}): check the URL, and that the server runs"
+        return Finding(what="store", verdict="fail", text=text)
+    return _schema("postgres", applied, "PostgreSQL")
+
+
+def _schema(dialect: str, applied: list[int], name: str) -> Finding:
+    from holdfast.stores.migrate import migrations
+
+    known, there = migrations(dialect)[-1].version, max(applied, default=0)
+    if there > known:
+        raise SchemaTooNew(f"{name} has schema {there}, this holdfast knows {known}: upgrade holdfast to open it")
+    if there < known:
+        text = f"{name} has schema {there} and will be brought to {known} when a server starts"
+        return Finding(what="store", verdict="warn", text=text)
+    return Finding(what="store", verdict="ok", text=f"{name}, schema {there}")
+
+
+def _key(environ: Mapping[str, str]) -> Finding:
+    from holdfast.stores.vault import Vault
+
+    if not environ.get("HOLDFAST_KEY"):
+        return Finding(what="encryption", verdict="ok", text="off (HOLDFAST_KEY is not set)")
+    try:
+        vault = Vault(environ["HOLDFAST_KEY"])
+    except AgentError as error:
+        return Finding(what="encryption", verdict="fail", text=str(error))
+    return Finding(what="encryption", verdict="ok", text=f"on, with the master key {vault.fingerprint}")
+
+
+def _token(config: Config) -> Finding:
+    if config.open:
+        return Finding(what="token", verdict="warn", text="--open: nobody is asked for a key")
+    if config.token:
+        return Finding(what="token", verdict="ok", text="from HOLDFAST_TOKEN")
+    path = Path(config.token_file)
+    if not path.exists():
+        return Finding(what="token", verdict="ok", text=f"{path} will be made")
+    if not os.access(path, os.R_OK):
+        return Finding(what="token", verdict="fail", text=f"{path} cannot be read")
+    if others := _others(path):
+        verdict: Literal["warn", "fail"] = "fail" if path.parent == Path(config.data) else "warn"
+        text = f"{path} has mode {others}, so other users can read it: remove it, and a new one is made"
+        return Finding(what="token", verdict=verdict, text=text)
+    return Finding(what="token", verdict="ok", text=str(path))
+
+
+def _port(config: Config) -> Finding:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as wire:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            wire.bind((config.host, config.port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or "no such port"
+        text = f"{config.host}:{config.port} cannot be listened on ({reason}): is a server running already?"
+        return Finding(what="port", verdict="warn", text=text)
+    return Finding(what="port", verdict="ok", text=f"{config.host}:{config.port} is free")
+
+
+def _work_roots(config: Config) -> Iterator[Finding]:
+    if not config.work_roots:
+        yield Finding(what="work roots", verdict="ok", text="none: sessions have no work_dir")
+    for root in config.work_roots:
+        if not os.path.isdir(root):
+            yield Finding(what="work root", verdict="fail", text=f"{root} is no directory: make it first")
+        elif not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+            yield Finding(what="work root", verdict="warn", text=f"{root} cannot be written")
+        else:
+            yield Finding(what="work root", verdict="ok", text=root)
+
+
+def _others(path: Path) -> str | None:
+    """The mode of what other users can look into; None, if they cannot."""
+    mode = path.stat().st_mode & 0o777
+    return f"{mode:o}" if mode & 0o077 else None

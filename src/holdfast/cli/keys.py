@@ -1,0 +1,141 @@
+"""`holdfast keys`: API keys for a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.errors import AgentError, InvalidArgument
+
+if TYPE_CHECKING:
+    from holdfast.stores.base import Store
+
+_store_option = click.option(
+    "--store",
+    "url",
+    envvar="HOLDFAST_STORE",
+    help="The server's store, e.g. sqlite:///sessions.db; without it, the one that `holdfast serve` would use.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
+
+
+@click.group()
+def keys() -> None:
+    """Make, list and revoke the API keys of a server.
+
+    The keys are in the server's store, so a running server knows them within seconds. Exit code 0: done; 1: no such
+    key; 2: the store or the input cannot be used.
+    """
+
+
+@keys.command()
+@click.option("--role", type=click.Choice(["read", "write", "admin"]), default="write", show_default=True)
+@click.option("--user", help="The only user whose sessions the key opens; without it, those of every user.")
+@click.option("--tenant", default="", help="The tenant; without it, the one that has no name.")
+@click.option("--name", help="What the key is for, to tell it from others.")
+@click.option("--expires-days", type=float, help="Days that the key lives; without it, until it is revoked.")
+@_store_option
+@_json_option
+def create(
+    role: Any,  # noqa: ANN401 - one of the three
+    user: str | None,
+    tenant: str,
+    name: str | None,
+    expires_days: float | None,
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Make a key and show it, this once."""
+    from holdfast.server.keys import create_key
+
+    with _store(url, create=True) as store:
+        key, info = create_key(store, role=role, tenant=tenant, user=user, name=name, expires_days=expires_days)
+        if as_json:
+            click.echo(json.dumps({"key": key} | info.shown(store.ids.now())))
+            return
+        click.echo(key)
+        click.echo("Keep it: it is not shown again. To end it: holdfast keys revoke " + info.id, err=True)
+
+
+@keys.command("list")
+@_store_option
+@_json_option
+def list_(url: str | None, as_json: bool) -> None:
+    """Show all keys, of every tenant, without their secrets."""
+    from holdfast.server.keys import list_keys
+
+    with _store(url) as store:
+        now = store.ids.now()
+        found = [info.shown(now) for info in list_keys(store)]
+    if as_json:
+        click.echo(json.dumps({"keys": found}))
+        return
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("ID", lambda key: key["id"]),
+        ("STATUS", lambda key: key["status"]),
+        ("ROLE", lambda key: key["role"]),
+        ("TENANT", lambda key: _shown(key["tenant"])),
+        ("USER", lambda key: _shown(key["user"])),
+        ("LAST USED", lambda key: _day(key["last_used"])),
+        ("EXPIRES", lambda key: _day(key["expires_at"])),
+        ("NAME", lambda key: _shown(key["name"])),
+    ]
+    rows = [[title for title, _ in columns], *([show(key) for _, show in columns] for key in found)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(columns))]
+    for row in rows:
+        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+@keys.command()
+@click.argument("key_id", metavar="ID")
+@_store_option
+@_json_option
+def revoke(key_id: str, url: str | None, as_json: bool) -> None:
+    """End the key with this ID (what is between the first two '_' of a key)."""
+    from holdfast.server.keys import revoke_key
+
+    with _store(url) as store:
+        is_done = revoke_key(store, key_id)
+    if as_json:
+        click.echo(json.dumps({"id": key_id, "revoked": is_done}))
+    elif is_done:
+        click.echo(f"{key_id} is revoked; servers know within a few seconds")
+    else:
+        click.echo(f"there is no key {key_id!r}: holdfast keys list", err=True)
+    sys.exit(0 if is_done else 1)
+
+
+@contextmanager
+def _store(url: str | None, *, create: bool = False) -> Iterator[Store]:
+    from holdfast.server.config import Config
+
+    try:
+        config = Config.from_env(os.environ, store=url)
+        if config.store.startswith("memory:"):
+            raise InvalidArgument("keys in memory end with this command: give --store, e.g. sqlite:///sessions.db")
+        file = Path(config.store.removeprefix("sqlite:///"))
+        if config.store.startswith("sqlite:///") and not create and not file.exists():
+            raise InvalidArgument(f"{file} does not exist, so there are no keys in it")
+        with config.open_store() as store:
+            yield store
+    except AgentError as error:
+        click.echo(f"holdfast keys: {error}", err=True)
+        sys.exit(2)
+
+
+def _day(moment: str | None) -> str:
+    return "-" if moment is None else moment[:16].replace("T", " ")
+
+
+def _shown(text: str | None) -> str:
+    """A text of somebody else's choice, as a terminal may show it."""
+    if not text:
+        return "-"
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
