@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from holdfast.loop.response import Response
     from holdfast.loop.tools import Tool
     from holdfast.models.base import Model
+    from holdfast.policy.budget import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,4 +26,5 @@ class Settings:
     output_key: str | None = None
     extract: Callable[[Response], Any] | None = None
     condenses: bool = True  # whether the session's own strategy may make room in a prompt
+    budget: Budget | None = None  # of a session that has none of its own
     options: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens, stop, tool_choice

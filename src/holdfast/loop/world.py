@@ -248,7 +248,7 @@ class World:
         store, log = self.store, self.log
         self._usage_before, self._turns_before = dict(view.usage), view.turns
         budget = store.value(log, "budget")
-        self._budget = None if budget is None else Budget.of(budget)
+        self._budget = self.settings.budget if budget is None else Budget.of(budget)
         facts = list(store.values(log, "fact/").values())
         room = int(self.settings.model.context_window * WINDOW_SHARE)  # bytes: about a quarter of what may be sent
         pieces = (

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
@@ -79,7 +80,9 @@ class Server:
             if len(self._sessions) > KNOWN_SESSIONS:
                 self._sessions.popitem(last=False)
         session.agent = found
-        return Part(found.settings(), session, found.shape)
+        settings = found.settings()
+        budget = self.catalog.budget_of(store, agent)
+        return Part(settings if budget is None else replace(settings, budget=budget), session, found.shape)
 
     def forget(self, store: Store, log: Log) -> None:
         """A session was redacted or deleted: nothing of it stays in memory, or in the answers that are kept."""
@@ -102,17 +105,20 @@ class Server:
         if not self.draining:
             self.draining = True
             log.info("draining", extra=fields(streams=len(self.streams), runs=self.runs.running))
-            self._deadline = self.store.ids.elapsed() + self.config.drain
             self.runs.refuse()
             self.feed.end_streams()
+            self._ending = asyncio.get_running_loop().create_task(self._end_runs())
+
+    async def _end_runs(self) -> None:
+        left = await off_thread(self.runs.stop, self.config.drain)
+        if left:
+            log.info("runs were given back", extra=fields(runs=left))
 
     async def close(self) -> None:
         self.drain()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        left = await off_thread(self.runs.stop, max(0.0, self._deadline - self.store.ids.elapsed()))
-        if left:
-            log.info("runs were given back", extra=fields(runs=left))
+        await self._ending
         await self.feed.close()
 
     def _end_stalled(self) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
@@ -46,11 +45,10 @@ from holdfast.server.strict import StrictRoute
 from holdfast.stores.base import Due, Log, Store
 from holdfast.stores.plan import Head
 from holdfast.worker.feed import Tail
-from holdfast.worker.runs import Admitted, Asked, admit, refuse_waiting, run_of_key
+from holdfast.worker.runs import Admitted, Asked, Result, admit, refuse_waiting, run_of_key
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
 SSE = "text/event-stream"
-T = TypeVar("T")
 RESUMED = "resumed"  # slips: which turn a key has resumed
 
 
@@ -65,7 +63,9 @@ async def message(who: Writer, request: Request, session_id: str, body: MessageB
     with server.limits.runs.hold(who.key_id):
         waiting = _Waiting(server)
         key = key_of(request)
-        found = await _on_a_run_thread(server, lambda: _ask(server, who, session_id, body, key))
+        found = await _on_a_run_thread(request, lambda over: _ask(server, who, session_id, body, key, over))
+        if found is None:
+            return reply({})  # nobody reads it; the run goes on
         if isinstance(found, Answer):
             return reply(shapes.answer_dict(found))
         log, run = found
@@ -159,22 +159,38 @@ async def resume_stream(
     return _run_stream(server, who, tail, run.run_id, run.seq, asked, slot)
 
 
-async def _on_a_run_thread(server: Server, work: Callable[[], T]) -> T:
+Found = Answer | tuple[Log, Admitted]
+
+
+async def _on_a_run_thread(
+    request: Request, work: Callable[[Callable[[Found | BaseException], None]], Found]
+) -> Found | None:
     """Do something on a thread that runs turns, if one is free: whoever admits a message may go on with it at once.
-    If none is, others wait already, and it is only admitted."""
+    If none is, others wait already, and it is only admitted. None if the client has gone meanwhile."""
+    server: Server = request.app.state.server
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[Future[T]] = loop.create_future()
+    told: asyncio.Future[Found | BaseException] = loop.create_future()
+
+    def tell(found: Found | BaseException) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if told.done() else told.set_result(found))
 
     def run() -> None:
-        done: Future[T] = Future()
         try:
-            done.set_result(work())
+            tell(work(tell))
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            done.set_exception(error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(lambda: None if told.done() else told.set_result(done))
+            tell(error)
 
-    return (await told).result() if server.runs.submit(run) else await off_thread(work)
+    if not server.runs.submit(run):
+        return await off_thread(work, tell)
+    while not told.done():
+        await asyncio.wait({told}, timeout=server.config.poll)
+        if not told.done() and await request.is_disconnected():
+            return None
+    found = told.result()
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def _asked(server: Server, who: Who, log: Log, body: MessageBody, key: str | None) -> tuple[Head, View, Asked]:
@@ -205,14 +221,23 @@ def _asked(server: Server, who: Who, log: Log, body: MessageBody, key: str | Non
 
 
 def _ask(
-    server: Server, who: Who, session_id: str, body: MessageBody, key: str | None
-) -> Answer | tuple[Log, Admitted]:
-    """Admit a message, and run it if nothing is before it."""
+    server: Server,
+    who: Who,
+    session_id: str,
+    body: MessageBody,
+    key: str | None,
+    over: Callable[[Found | BaseException], None],
+) -> Found:
+    """Admit a message, and run it if nothing is before it. `over` hears of a run's end, if that comes first."""
     _refuse_draining(server)
     log = who.open(session_id)._log
     head, view, asked = _asked(server, who, log, body, key)
     if view.turn is None and not view.queue:
-        found = server.runs.ask(who.store, log, head, asked)
+
+        def ended(run: str, result: Result) -> None:
+            over((log, Admitted(run_id=run, seq=0, repeated=True)) if result is None else result)
+
+        found = server.runs.ask(who.store, log, head, asked, ended)
         return found if isinstance(found, Answer) else (log, found)
     return log, _admitted(server, who, log, view, asked)
 

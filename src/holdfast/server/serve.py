@@ -57,7 +57,7 @@ def uvicorn_config(app: FastAPI, config: Config, **more: Any) -> uvicorn.Config:
         "server_header": False,
         "date_header": False,
         "proxy_headers": config.behind_proxy,
-        "timeout_graceful_shutdown": max(1, int(config.drain)),
+        "timeout_graceful_shutdown": int(config.drain) + 3,  # what waits for a run is answered before that
         "timeout_keep_alive": 30,
         "http": LimitedHeads,
         "ssl_certfile": config.tls_cert,

@@ -119,6 +119,10 @@ class Fork:
 MAX_SEQ = (1 << 32) - 1
 
 
+def _is_value(name: str) -> bool:
+    return name.startswith(("state/", "fact/"))
+
+
 class Store(SessionStore, ABC):
     """A store of logs. Everything here blocks, is safe to call from any thread, and hands out copies."""
 
@@ -553,7 +557,7 @@ class Store(SessionStore, ABC):
         found: dict[str, int | None] = {}
         for event in map(Event, self.walk(log)):
             if event.type in HAS_NAMES:
-                found |= {name: ref for name, _, ref in names_of(event.seq, event.type, event.data) if "/" in name}
+                found |= {name: ref for name, _, ref in names_of(event.seq, event.type, event.data) if _is_value(name)}
         return dict(sorted(found.items()))
 
     def readable(self, log: Log, first: int, last: int) -> Iterator[Row]:

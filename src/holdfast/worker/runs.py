@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +28,7 @@ from holdfast.errors import (
     TurnCancelled,
     TurnOpen,
     TurnParked,
+    Unavailable,
 )
 from holdfast.ids import crashpoint
 from holdfast.log.events import Draft, Event
@@ -165,6 +167,9 @@ def cancel(store: Store, log: Log, run: str, *, actor: str | None = None) -> boo
             continue  # it went on meanwhile: look again
 
 
+Result = Response | BaseException | None  # of a run in this process; None: the log says what became of it
+
+
 class Running(NamedTuple):
     """A turn on a thread of this process."""
 
@@ -189,7 +194,7 @@ class Runs:
         self._again: set[int] = set()  # logs that moved while a thread was at them
         self._reopened: dict[int, str | None] = {}  # logs whose open turn is to be taken up, and by which agent
         self._owed: dict[int, tuple[Store, Log, str]] = {}  # turns that a store which was away left with our lease
-        self._waiters: dict[str, list[Callable[[Response | BaseException | None], object]]] = {}
+        self._waiters: dict[str, list[Callable[[Result], object]]] = {}
         self._stopping = False
         self._started = False
         self.taken_over = 0
@@ -239,9 +244,12 @@ class Runs:
             self._wake.notify()
             return True
 
-    def ask(self, store: Store, log: Log, head: Head, asked: Asked) -> Response | Admitted:
+    def ask(
+        self, store: Store, log: Log, head: Head, asked: Asked, over: Callable[[str, Result], object] | None = None
+    ) -> Response | Admitted:
         """Admit a message and run it on this thread, in one append, if nothing is before it in its session; else only
-        admit it. Raises what the run raises. `head` was read before: if the session has moved, it is only admitted."""
+        admit it. Raises what the run raises. `head` was read before: if the session has moved, it is only admitted.
+        `over` is told of a run's end, which may come before this thread notices: it may hang in a model's silence."""
         due = Due(store.tenant, log)
         with self._wake:
             is_free = log.number not in self._busy and log.number not in self._queued
@@ -249,7 +257,7 @@ class Runs:
                 self._busy[log.number] = None
         if not is_free:
             return admit(store, log, asked)
-        more = True
+        more, draft = True, None
         try:
             draft = asked.draft(store, log)
             world = self._world(store, log, draft, asked.agent)
@@ -258,9 +266,13 @@ class Runs:
                 return admit(store, log, asked)
             run = draft.run or ""
             self._busy[log.number] = Running(run, world)
+            if over is not None:
+                self.when_over(run, partial(over, run))
             result = self._perform(world, opening, store, log, run, direct=True)
             more = world.more
         except (Conflict, SessionBusy, AskedBefore):  # somebody else was faster
+            if draft is not None:
+                self._waiters.pop(draft.run or "", None)  # it is not run here after all
             return admit(store, log, asked)
         finally:
             self._leave(due, more)
@@ -270,7 +282,7 @@ class Runs:
             raise result
         return result
 
-    def when_over(self, run: str, told: Callable[[Response | BaseException | None], object]) -> Callable[[], None]:
+    def when_over(self, run: str, told: Callable[[Result], object]) -> Callable[[], None]:
         """Have `told` called, on a thread, when this process has run it: with its response, its error, or None if it
         ended here without either. Returns what takes that back."""
         self._waiters.setdefault(run, []).append(told)
@@ -334,6 +346,9 @@ class Runs:
         left = [running for running in list(self._busy.values()) if running is not None]
         for running in left:
             _give_up(running.world)
+            self._tell_waiters(
+                running.run, Unavailable("this server is shutting down, another one goes on: ask again", retry_after=1)
+            )
         return len(left)
 
     # -- on the threads --------------------------------------------------------------------------------------------
@@ -453,9 +468,9 @@ class Runs:
 
     def _perform(
         self, world: World, opening: list[Draft], store: Store, log: Log, run: str, *, direct: bool = False
-    ) -> Response | BaseException | None:
+    ) -> Result:
         """Drive a turn, and tell what happens. A `direct` one whose beginning is refused was never admitted."""
-        result: Response | BaseException | None = None
+        result: Result = None
         tell, at, n = self._listener.tell, -1, 0
         try:
             for event in drive(world, opening):
@@ -504,7 +519,7 @@ class Runs:
         self.on_end(_word(error or TurnCancelled()))
         self._tell_waiters(run, error or TurnCancelled())
 
-    def _tell_waiters(self, run: str, result: Response | BaseException | None) -> None:
+    def _tell_waiters(self, run: str, result: Result) -> None:
         for told in self._waiters.pop(run, []):
             told(result)
 
@@ -548,7 +563,7 @@ def _give_up(world: World) -> None:
         world.store.append(world.log, [], epoch=world.epoch, claim=claim, release=True)
 
 
-def _word(result: Response | BaseException | None) -> str:
+def _word(result: Result) -> str:
     """An outcome as a metric counts it."""
     if isinstance(result, Response):
         return result.status

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, Message, Session, tool
-from holdfast.errors import KeyReused, LifecycleError, QueueFull, SessionBusy
+from holdfast.errors import KeyReused, LifecycleError, MissingState, QueueFull, SessionBusy, StoreUnavailable
 from holdfast.log.view import view_of
 from holdfast.loop.outcome import outcome_of, recent_runs
 from holdfast.stores.base import Due, Log, Store
@@ -300,3 +300,84 @@ def test_a_fork_and_an_import_leave_the_queue_behind(house: House) -> None:
     copy = Session.import_(session.export(), session_id="copy", store=house.store)
     assert [m.text for m in copy.messages] == ["before"]
     assert [due.log.id for due in house.store.work()] == ["s"]
+
+
+# -- admitted and run in one append -----------------------------------------------------------------------------------
+
+
+def asked(house: House, session: Session, text: str, **options: Any) -> Any:
+    head = house.store.head(session._log)
+    return house.runs.ask(house.store, session._log, head, Asked(message=Message.user(text), agent="a", **options))
+
+
+def test_a_free_session_takes_a_message_and_runs_it_in_two_commits(house: House) -> None:
+    session = Session("s", store=house.store)
+    response = asked(house, session, "hello", once="k")
+    assert (response.text, [m.seq for m in response.messages]) == ("heard hello", [2, 5])
+    types = [event.type for event in session.events()]
+    assert types[1:] == ["message.queued", "turn.started", "model.called", "model.replied", "turn.finished"]
+    assert [m.text for m in session.messages] == ["hello", "heard hello"]
+    assert house.store.work() == []
+    again = asked(house, session, "hello", once="k")  # the key finds what it admitted
+    assert (again.run_id, again.repeated) == (response.run_id, True)
+    with pytest.raises(KeyReused):
+        asked(house, session, "other", once="k")
+    outcome = outcome_of(house.store, session._log, response.run_id)
+    assert outcome is not None
+    assert outcome.response.messages == response.messages
+    assert [(m.seq, m.created_at) for m in outcome.response.messages] == [
+        (m.seq, m.created_at) for m in response.messages
+    ]
+
+
+def test_a_message_for_a_session_that_moved_meanwhile_is_only_admitted(house: House) -> None:
+    session = Session("s", store=house.store)
+    head = house.store.head(session._log)
+    session.set_state("x", 1)
+    found = house.runs.ask(house.store, session._log, head, Asked(message=Message.user("q"), agent="a"))
+    assert not hasattr(found, "text")
+    house.runs.start(Due("", session._log))
+    house.runs.open()
+    assert house.over(session, found.run_id).response.text == "heard q"  # type: ignore[union-attr]
+
+
+def test_a_message_that_cannot_be_begun_leaves_nothing_behind(house: House) -> None:
+    house.agents["a"] = Agent(provider="scripted", script=["x"], instructions="{missing}")
+    session = Session("s", store=house.store)
+    with pytest.raises(MissingState):
+        asked(house, session, "q")
+    assert (session.head, house.store.work()) == (1, [])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_goes_on_when_the_store_is_back(durable_store: Store, number: int, when: str) -> None:
+    """An append fails, or its answer is lost: at the first or the last of the turn, it is answered once."""
+    store = durable_store
+    house = House(store, a=Agent(provider="scripted", script=lambda request: "answered"))
+    session = Session("s", store=store)
+    append, calls = store.append, 0
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls != number:
+            return append(*args, **kwargs)
+        if when == "after":
+            append(*args, **kwargs)
+        raise StoreUnavailable("away for a moment")
+
+    bound = store.for_tenant("")
+    bound.append = failing  # type: ignore[method-assign]
+    head = store.head(session._log)
+    wanted = Asked(message=Message.user("q"), agent="a", once="k")
+    try:
+        found = house.runs.ask(bound, session._log, head, wanted)
+        run = found.run_id
+    except StoreUnavailable:  # the client tries again with its key
+        run = admit(store, session._log, wanted).run_id
+    house.runs.open()
+    outcome = house.over(session, run)
+    assert (outcome.status, outcome.response.text) == ("finished", "answered")
+    assert [m.text for m in session.messages] == ["q", "answered"]
+    house.runs.stop(0)

@@ -1,0 +1,252 @@
+"""The client of a server: sessions and agents over HTTP, with the methods and types of the library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+from urllib.parse import urlsplit
+
+from holdfast.archive import read_jsonl
+from holdfast.client import agents
+from holdfast.client.calls import Flow, awaited, blocking, delete, get, place, post
+from holdfast.client.keeping import fields_of
+from holdfast.client.remote import Remote, given
+from holdfast.client.session import AsyncRemoteSession, RemoteSession
+from holdfast.client.talk import checked_limit
+from holdfast.client.wire import LOOPBACK, Wire
+from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
+from holdfast.log.ids import checked_id, checked_owner
+from holdfast.log.messages import Message
+
+if TYPE_CHECKING:
+    from holdfast.policy.budget import Budget
+    from holdfast.policy.retention import Retention
+
+DEFAULT_URL = "http://127.0.0.1:2323"
+PAGE = 200  # sessions that the server gives at once
+R = TypeVar("R", bound=Remote)
+
+
+class Base(Generic[R]):
+    """Where the server is, and how to get in."""
+
+    _kind: ClassVar[type[Any]]
+
+    def __init__(
+        self, base_url: str = DEFAULT_URL, *, token: str | None = None, timeout: float = 120, retries: int = 8
+    ) -> None:
+        """`token` is a key or the server's own token; without one, `HOLDFAST_TOKEN`, else, for a server on this
+        machine, the token in its data directory. `timeout` is how long the server may be silent or away, in seconds,
+        `retries` how often a request is sent again at most."""
+        self._wire = Wire(base_url, token=_token_for(base_url, token), timeout=timeout, retries=retries)
+
+    @property
+    def base_url(self) -> str:
+        return self._wire.base_url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+    def _session(self, data: Mapping[str, Any], agent: str | None = None) -> R:
+        found: R = self._kind(self._wire, data, agent)
+        return found
+
+
+def session(
+    self: Base[R],
+    id: str | None = None,
+    *,
+    session_id: str | None = None,
+    agent: str | None = None,
+    system: str | None = None,
+    messages: Iterable[Message | Mapping[str, Any]] | None = None,
+    user_id: str | None = None,
+    app_name: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    title: str | None = None,
+    work_dir: str | Path | None = None,
+    budget: Budget | Mapping[str, Any] | None = None,
+    retention: Retention | Mapping[str, Any] | None = None,
+) -> Flow[R]:
+    """A session of the server: opened if the id exists, else created. `agent` is who answers in it, by default."""
+    if id is not None and session_id is not None and id != session_id:
+        raise InvalidArgument(f"id={id!r} and session_id={session_id!r} are the same thing: give one of them")
+    chosen = id if id is not None else session_id
+    fields = given(title=title, system=system, metadata=metadata, work_dir=work_dir, budget=budget, retention=retention)
+    body = fields_of(**fields) | given(
+        id=None if chosen is None else checked_id(chosen),
+        user_id=checked_owner(user_id, "user_id"),
+        app_name=checked_owner(app_name, "app_name"),
+        messages=None if messages is None else [Message.of(message).to_dict() for message in messages],
+        state=_merged(state),
+    )
+    return self._session((yield post("/sessions", body | {"exist_ok": True})), agent)
+
+
+def open_session(self: Base[R], id: str, *, agent: str | None = None) -> Flow[R]:
+    """A session that exists; SessionNotFound if it does not."""
+    return self._session((yield get(place("sessions", checked_id(id)))), agent)
+
+
+def sessions(
+    self: Base[R],
+    *,
+    user_id: str | None = None,
+    app_name: str | None = None,
+    status: str | None = None,
+    limit: int = 50,
+    after: str | None = None,
+) -> Flow[list[R]]:
+    """Sessions, newest first; `after` is the id of the last one of the page before."""
+    checked_limit(limit)
+    user_id, app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
+    query: dict[str, Any] = {"user_id": user_id, "app_name": app_name, "status": status}
+    found: list[R] = []
+    at = None if after is None else checked_id(after, "after")
+    while len(found) < limit:
+        page = yield get("/sessions", limit=min(PAGE, limit - len(found)), after=at, **query)
+        found += [self._session(each) for each in page["sessions"]]
+        at = page["next"]
+        if at is None:
+            break
+    return found
+
+
+def delete_session(self: Base[R], id: str) -> Flow[bool]:
+    """Delete a session; False if there is none."""
+    try:
+        yield delete(place("sessions", checked_id(id)))
+    except SessionNotFound:
+        return False
+    return True
+
+
+def import_(
+    self: Base[R],
+    source: str | Path,
+    *,
+    session_id: str | None = None,
+    user_id: str | None = None,
+    app_name: str | None = None,
+    agent: str | None = None,
+) -> Flow[R]:
+    """A session from the text or the file of a jsonl export, with its whole log; its chain is checked first."""
+    text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+    verdict = read_jsonl(text).verify()
+    if not verdict:
+        raise CorruptLog(f"the export does not verify: {verdict.reason}")
+    body = given(data=text, id=session_id, user_id=user_id, app_name=app_name)
+    return self._session((yield post("/sessions/import", body)), agent)
+
+
+def tools(self: Base[R]) -> Flow[list[dict[str, Any]]]:
+    """The tools that agents of this server may be given: name, description, parameters."""
+    found: list[dict[str, Any]] = (yield get("/tools"))["tools"]
+    return found
+
+
+def health(self: Base[R]) -> Flow[dict[str, Any]]:
+    """That the server is there."""
+    found: dict[str, Any] = yield get("/health")
+    return found
+
+
+class Client(Base[RemoteSession]):
+    """A server, asked by blocking calls.
+
+    client = Client(token="...")
+    client.session("user-123", agent="support").run("hello").text
+    """
+
+    _kind = RemoteSession
+    session = blocking(session)
+    open = blocking(open_session)
+    sessions = blocking(sessions)
+    delete = blocking(delete_session)
+    import_ = blocking(import_)
+    tools = blocking(tools)
+    health = blocking(health)
+
+    @property
+    def agents(self) -> agents.Agents:
+        return agents.Agents(self._wire)
+
+    def close(self) -> None:
+        """Close the connections. Using the client again opens new ones."""
+        self._wire.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(Base[AsyncRemoteSession]):
+    """The same with every call awaited.
+
+    async with AsyncClient(token="...") as client:
+        session = await client.session("user-123", agent="support")
+        print((await session.run("hello")).text)
+    """
+
+    _kind = AsyncRemoteSession
+    session = awaited(session)
+    open = awaited(open_session)
+    sessions = awaited(sessions)
+    delete = awaited(delete_session)
+    import_ = awaited(import_)
+    tools = awaited(tools)
+    health = awaited(health)
+
+    @property
+    def agents(self) -> agents.AsyncAgents:
+        return agents.AsyncAgents(self._wire)
+
+    async def close(self) -> None:
+        """Close the connections of this event loop."""
+        await self._wire.close_async()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _merged(state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
+    """One dict from a dict or several, later ones winning."""
+    if state is None:
+        return None
+    found: dict[str, Any] = {}
+    for one in [state] if isinstance(state, Mapping) else state:
+        if not isinstance(one, Mapping):
+            raise InvalidArgument(f"state= is a dict or a list of dicts, not {type(one).__name__}")
+        found |= one
+    return found
+
+
+def _token_for(base_url: str, token: str | None) -> str | None:
+    if token is None:
+        token = os.environ.get("HOLDFAST_TOKEN") or _token_of_this_machine(base_url)
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        raise InvalidArgument("token= holds characters that cannot be sent")  # and it is not quoted
+    return token
+
+
+def _token_of_this_machine(base_url: str) -> str | None:
+    """The token of this user's own server. It is for this machine: another server would learn it."""
+    from holdfast.server.config import data_directory
+
+    if urlsplit(base_url).hostname not in LOOPBACK:
+        return None
+    told = os.environ.get("HOLDFAST_TOKEN_FILE")
+    folder = os.environ.get("HOLDFAST_DATA")
+    file = Path(told) if told else (Path(folder) if folder else data_directory(os.environ)) / "token"
+    try:
+        return file.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
