@@ -83,7 +83,7 @@ def test_no_variable_opens_the_door() -> None:
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "127.0.0.1.nip.io", "", "10.0.0.1", "::2"]
 )
-def test_what_others_can_reach_needs_a_closed_and_encrypted_door(host: str, tmp_path: Path) -> None:
+def test_what_others_can_reach_needs_a_closed_and_encrypted_door(host: str) -> None:
     outside = Config(host=host)
     assert not outside.is_loopback
     with pytest.raises(InvalidArgument, match="in the clear"):

@@ -68,7 +68,7 @@ def create(
 @_store_option
 @_json_option
 def list_(url: str | None, as_json: bool) -> None:
-    """Show all keys, of every tenant, without their secrets."""
+    """Show what is known of all keys, of every tenant; never the keys themselves."""
     from holdfast.server.keys import list_keys
 
     with _store(url) as store:

@@ -10,6 +10,7 @@ import click
 
 from holdfast.cli.doctor import doctor
 from holdfast.cli.keys import keys
+from holdfast.cli.serve import serve
 from holdfast.errors import AgentError
 
 
@@ -19,6 +20,7 @@ def main() -> None:
     """Durable sessions for AI agents."""
 
 
+main.add_command(serve)
 main.add_command(keys)
 main.add_command(doctor)
 

@@ -14,6 +14,7 @@ from holdfast.client.waiting import patiently
 from holdfast.errors import InvalidArgument
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
+from holdfast.stores.base import MAX_SEQ
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
@@ -185,7 +186,7 @@ def undo_prune(self: Remote, *, actor: str | None = None) -> Flow[bool]:
 def context(self: Remote, call: int | None = None, *, agent: str | Agent | None = None) -> Flow[Context]:
     """What the model would be sent now, part by part, with token counts; with `call=`, the number of a `model.called`
     event, what it was sent then."""
-    if call is not None and (isinstance(call, bool) or not isinstance(call, int)):
+    if call is not None and (isinstance(call, bool) or not isinstance(call, int) or not 1 <= call <= MAX_SEQ):
         raise InvalidArgument(f"call={call!r}: use the number of a model.called event; events(types=...) lists them")
     asked = self._agent_id(agent) if call is None else None
     return context_of((yield get(self._path("context"), call=call, agent_id=asked)))

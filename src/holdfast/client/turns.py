@@ -83,7 +83,12 @@ def streamed(
     reconnects by itself."""
     shape = None if schema is None else shape_of(schema)
     body = _asked(self, message, agent, shape, temperature, max_tokens, tool_choice, stop, metadata, timeout, on_busy)
-    return RunTail(post(self._path("message", "stream"), body), lambda response: shaped(shape, response))
+
+    def finish(response: Response) -> Response:
+        self._temp.clear()
+        return shaped(shape, response)
+
+    return RunTail(post(self._path("message", "stream"), body), finish)
 
 
 def resume(
@@ -125,12 +130,14 @@ def _asked(
 def _answered(self: Remote, call: Call) -> Flow[Any]:
     """The answer of a run. Somebody who stops waiting for it (a cancelled task, Ctrl-C) has cancelled it."""
     try:
-        return (yield from patiently(call))
+        found = yield from patiently(call)
     except AgentError:
         raise
     except BaseException:
         yield from cancel_asked(self, call)
         raise
+    self._temp.clear()  # it is for one run
+    return found
 
 
 def leave(self: Remote, tail: RunTail) -> Flow[None]:

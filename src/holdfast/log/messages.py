@@ -7,7 +7,6 @@ users see and send: the shape OpenAI writes, with bytes as base64. Both round-tr
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -456,7 +455,9 @@ def _part_of_dict(part: object) -> Part:
             if "data" in fields:
                 fields["data"] = base64.b64decode(_string(fields["data"], "data"), validate=True)
             return _MEDIA[kind](**fields)
-    except (TypeError, KeyError, binascii.Error) as error:
+    except InvalidArgument:
+        raise
+    except (TypeError, KeyError, ValueError) as error:  # bad base64 is one of the last kind
         raise InvalidArgument(f"a {kind} part is not as expected: {error}") from error
     raise InvalidArgument(f"unknown part type {kind!r}: use text, image, file, tool_call, tool_result or thinking")
 

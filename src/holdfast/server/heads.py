@@ -76,6 +76,11 @@ class LimitedHeads(HttpToolsProtocol):
         self._in_head, self._size, self._last = True, 0, b""  # the next one
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        if not self._in_head:
+            self.transport.close()  # it was answered before it was whole: nobody reads the rest, in whatever time
+        super().on_response_complete()
+
     def _count(self, size: int) -> None:
         self._fields += size
         if self._fields > LONGEST:

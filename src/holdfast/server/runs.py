@@ -238,24 +238,33 @@ def _ask(
             over((log, Admitted(run_id=run, seq=0, repeated=True)) if result is None else result)
 
         found = server.runs.ask(who.store, log, head, asked, ended)
+        if not isinstance(found, Answer):
+            _interrupt(server, who, log, asked, found)
         return found if isinstance(found, Answer) else (log, found)
-    return log, _admitted(server, who, log, view, asked)
+    return log, _admitted(server, who, log, asked)
 
 
 def _admit(server: Server, who: Who, session_id: str, body: MessageBody, key: str | None) -> tuple[Log, Admitted]:
     """Take a message into the log; on a thread."""
     _refuse_draining(server)
     log = who.open(session_id)._log
-    _, view, asked = _asked(server, who, log, body, key)
-    return log, _admitted(server, who, log, view, asked)
+    _, _, asked = _asked(server, who, log, body, key)
+    return log, _admitted(server, who, log, asked)
 
 
-def _admitted(server: Server, who: Who, log: Log, view: View, asked: Asked) -> Admitted:
+def _admitted(server: Server, who: Who, log: Log, asked: Asked) -> Admitted:
     run = admit(who.store, log, asked)
     server.feed.nudge(log)
-    if asked.on_busy == "interrupt" and not run.repeated and view.turn is not None:
-        server.runs.cancel(who.store, log, view.turn.run, actor=asked.actor)
+    _interrupt(server, who, log, asked, run)
     return run
+
+
+def _interrupt(server: Server, who: Who, log: Log, asked: Asked, run: Admitted) -> None:
+    """End the turn that was open when an interrupting message came in."""
+    if asked.on_busy == "interrupt" and not run.repeated:
+        turn = view_of(who.store.head(log).view).turn
+        if turn is not None and turn.run != run.run_id and turn.first < run.seq:
+            server.runs.cancel(who.store, log, turn.run, actor=asked.actor)
 
 
 def _once(who: Who, key: str) -> str:

@@ -131,7 +131,6 @@ class RunFrames:
     def __init__(self, tail: Tail, run: str, n: int, sure: bool) -> None:
         self._tail, self._run = tail, run
         self._n, self._sure = n, sure  # deltas of this step that the reader has; whether it has all of them
-        self._step = 0
         self._has_begun = False  # this connection was told that the step begins
         self.over = False
 
@@ -153,8 +152,8 @@ class RunFrames:
     def _event(self, event: Event) -> list[bytes]:
         type, data, id = event.type, event.data, str(event.seq)
         if type == "model.called":
-            self._n, self._sure, self._step, self._has_begun = 0, True, data.get("step", 0), True
-            return [self._start(event, id)]
+            self._n, self._sure, self._has_begun = 0, True, True
+            return [self._start(data.get("step", 0), id)]
         if type == "model.replied":
             return self._replied(event, id)
         if type == "tool.returned":
@@ -168,15 +167,20 @@ class RunFrames:
         self._n = 0  # the turn appended something else: it counts anew
         return []
 
-    def _start(self, event: Event, id: str | None) -> bytes:
-        start = {"type": "message_start", "run_id": self._run, "step": event.data.get("step", self._step)}
-        return frame("message_start", start, id)
+    def _start(self, step: int, id: str | None) -> bytes:
+        return frame("message_start", {"type": "message_start", "run_id": self._run, "step": step}, id)
+
+    def _step_of(self, replied: Event) -> int:
+        """Which step a reply ended; a reader that came in the middle was not told here."""
+        tail = self._tail
+        rows = tail.store.read(tail.log, 1, replied.seq, types=["model.called"], limit=1, reverse=True)
+        return int(Event(rows[0]).data.get("step", 0)) if rows else 0
 
     def _replied(self, event: Event, id: str) -> list[bytes]:
         found: list[bytes] = []
         if not self._sure or not self._n:
             if self._n or not self._sure or not self._has_begun:
-                found.append(self._start(event, None))  # the reader may have a part of it already
+                found.append(self._start(self._step_of(event), None))  # the reader may have a part of it already
             (row,) = self._tail.store.read(self._tail.log, event.seq, event.seq)
             found += whole(message_of(self._tail.store, self._tail.log, row))
         usage = {name: event.data.get("usage", {}).get(name, 0) for name in Usage.__dataclass_fields__}

@@ -170,11 +170,12 @@ def cancel(store: Store, log: Log, run: str, *, actor: str | None = None) -> boo
 Result = Response | BaseException | None  # of a run in this process; None: the log says what became of it
 
 
-class Running(NamedTuple):
-    """A turn on a thread of this process."""
+@dataclass(slots=True, eq=False)
+class Running:
+    """A thread of this process that is at a session; and the turn that it runs there, once it has begun one."""
 
-    run: str
-    world: World
+    run: str = ""
+    world: World | None = None
 
 
 class Runs:
@@ -190,7 +191,7 @@ class Runs:
         self._queued: set[int] = set()  # logs in `_ready`
         self._asking: deque[Callable[[], object]] = deque()  # messages that a free thread admits and runs
         self._idle = 0  # threads that wait for work
-        self._busy: dict[int, Running | None] = {}  # logs that a thread is at
+        self._busy: dict[int, Running] = {}  # logs that a thread is at
         self._again: set[int] = set()  # logs that moved while a thread was at them
         self._reopened: dict[int, str | None] = {}  # logs whose open turn is to be taken up, and by which agent
         self._owed: dict[int, tuple[Store, Log, str]] = {}  # turns that a store which was away left with our lease
@@ -253,8 +254,9 @@ class Runs:
         due = Due(store.tenant, log)
         with self._wake:
             is_free = log.number not in self._busy and log.number not in self._queued
+            mine = Running()
             if is_free:
-                self._busy[log.number] = None
+                self._busy[log.number] = mine
         if not is_free:
             return admit(store, log, asked)
         more, draft = True, None
@@ -265,7 +267,7 @@ class Runs:
             if opening is None:
                 return admit(store, log, asked)
             run = draft.run or ""
-            self._busy[log.number] = Running(run, world)
+            mine.run, mine.world = run, world
             if over is not None:
                 self.when_over(run, partial(over, run))
             result = self._perform(world, opening, store, log, run, direct=True)
@@ -275,7 +277,7 @@ class Runs:
                 self._waiters.pop(draft.run or "", None)  # it is not run here after all
             return admit(store, log, asked)
         finally:
-            self._leave(due, more)
+            self._leave(due, mine, more)
         if result is None:
             return Admitted(run_id=run, seq=0, repeated=True)  # it ended elsewhere: the log says how
         if isinstance(result, BaseException):
@@ -299,8 +301,9 @@ class Runs:
     def cancel(self, store: Store, log: Log, run: str, *, actor: str | None = None) -> bool:
         """End a run. One of this process may end by itself first, so that what was shown of it is in the log."""
         running = self._busy.get(log.number)
-        if running is not None and running.run == run and running.world.renewal is not None:
-            running.world.stop()
+        world = running.world if running is not None and running.run == run else None
+        if world is not None and world.renewal is not None:
+            world.stop()
             deadline = store.ids.elapsed() + PATIENCE
             while self._busy.get(log.number) is running and store.ids.elapsed() < deadline:
                 store.ids.sleep(0.005)
@@ -308,15 +311,17 @@ class Runs:
         self._listener.nudge(log)
         if done:
             self._tell_waiters(run, TurnCancelled())
+            if running is not None and world is not None:
+                self._leave(Due(store.tenant, log), running, again=True)  # its thread may hang: others go on
             return True
-        return running is not None and running.run == run and running.world.stopped
+        return world is not None and world.stopped
 
     def is_here(self, run: str, number: int) -> bool:
         """Whether a thread of this process is at the run, or will be."""
         if number in self._queued or number in self._again or number in self._reopened:
             return True
         running = self._busy.get(number)
-        return running.run == run if running is not None else number in self._busy
+        return running is not None and running.run in ("", run)
 
     @property
     def waiting(self) -> int:
@@ -343,8 +348,9 @@ class Runs:
         deadline = ids.elapsed() + seconds
         while self._busy and ids.elapsed() < deadline:
             ids.sleep(0.02)
-        left = [running for running in list(self._busy.values()) if running is not None]
+        left = [running for running in list(self._busy.values()) if running.world is not None]
         for running in left:
+            assert running.world is not None
             _give_up(running.world)
             self._tell_waiters(
                 running.run, Unavailable("this server is shutting down, another one goes on: ask again", retry_after=1)
@@ -353,7 +359,7 @@ class Runs:
 
     # -- on the threads --------------------------------------------------------------------------------------------
 
-    def _next(self) -> Due | Callable[[], object] | None:
+    def _next(self) -> tuple[Due, Running] | Callable[[], object] | None:
         with self._wake:
             while not self._ready and not self._asking and not self._stopping:
                 self._idle += 1
@@ -368,17 +374,18 @@ class Runs:
             if sessions:
                 self._ready[tenant] = sessions  # the tenants take turns
             self._queued.discard(due.log.number)
-            self._busy[due.log.number] = None
-            return due
+            mine = self._busy[due.log.number] = Running()
+            return due, mine
 
     def _work(self) -> None:
-        while (due := self._next()) is not None:
-            if not isinstance(due, Due):
-                due()
+        while (job := self._next()) is not None:
+            if not isinstance(job, tuple):
+                job()
                 continue
+            due, mine = job
             again = False
             try:
-                again = self._run_next(due)
+                again = self._run_next(due, mine)
             except StoreError:
                 pass  # the store is away: whoever looks next finds it still queued
             except SessionNotFound:
@@ -386,18 +393,20 @@ class Runs:
             except Exception as error:  # noqa: BLE001 - a run must not end the thread of all the others
                 self.on_end(f"broken: {type(error).__name__}")
             finally:
-                self._leave(due, again)
+                self._leave(due, mine, again)
 
-    def _leave(self, due: Due, again: bool) -> None:
-        """A thread is done with a session; whether there is more for it to do."""
+    def _leave(self, due: Due, mine: Running, again: bool) -> None:
+        """A thread is done with a session; whether there is more to do there. One that hung may not be the last."""
         with self._wake:
-            self._busy.pop(due.log.number, None)
+            if self._busy.get(due.log.number) is not mine:
+                return
+            del self._busy[due.log.number]
             again = again or due.log.number in self._again
             self._again.discard(due.log.number)
         if again:
             self.start(due)
 
-    def _run_next(self, due: Due) -> bool:
+    def _run_next(self, due: Due, mine: Running) -> bool:
         """Run what is first in a session's queue; whether there may be more."""
         store, log = self.store.for_tenant(due.tenant), due.log
         view = view_of(store.head(log).view)
@@ -411,16 +420,16 @@ class Runs:
             run, seq = view.queue[0]
         else:
             return False
-        mine = turn is not None and turn.run == run
-        if turn is not None and turn.waiting and not turn.parked and not (mine and asked):
+        is_open = turn is not None and turn.run == run
+        if turn is not None and turn.waiting and not turn.parked and not (is_open and asked):
             return False  # a person comes first
         begun = store.event(log, seq)  # the queued message; or how a turn began that was never queued
-        if begun.erased and not mine:
+        if begun.erased and not is_open:
             self._drop(store, log, run, None)
             return True
         try:
             world = self._world(store, log, begun, agent or begun.data.get("agent"))
-            opening = self._begin(world, begun, resumed=mine)
+            opening = self._begin(world, begun, resumed=is_open)
         except (SessionBusy, Conflict):
             return False  # somebody else is at work there, and goes on with the queue when that is done
         except StoreError:
@@ -435,9 +444,9 @@ class Runs:
             return True
         if opening is None:
             return False
-        if mine and not asked:
+        if is_open and not asked:
             self.taken_over += 1
-        self._busy[log.number] = Running(run, world)
+        mine.run, mine.world = run, world
         self._perform(world, opening, store, log, run)
         return world.more
 

@@ -1,0 +1,134 @@
+"""`holdfast doctor`: it sees what is wrong, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast.stores import PostgresStore, SQLiteStore
+from kit.postgres import PostgresServer
+
+
+class Doctor:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def run(self, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from holdfast.cli.main import main; main()", "doctor", *args]
+        env = {"HOME": str(self.home), "PATH": "", "HOLDFAST_PORT": "0", **environ}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+    def __call__(self, *args: str, **environ: str) -> dict[str, tuple[str, str]]:
+        found = self.run(*args, "--json", **environ)
+        assert found.returncode in (0, 1), found.stderr
+        report: dict[str, Any] = json.loads(found.stdout)
+        assert report["ok"] == (found.returncode == 0)
+        assert report["ok"] == all(each["verdict"] != "fail" for each in report["findings"])
+        return {each["what"]: (each["verdict"], each["text"]) for each in report["findings"]}
+
+
+@pytest.fixture
+def doctor(tmp_path: Path) -> Doctor:
+    return Doctor(tmp_path)
+
+
+def test_a_fresh_machine_is_well_and_stays_untouched(doctor: Doctor) -> None:
+    found = doctor.run()
+    assert found.returncode == 0, found.stdout
+    assert found.stdout.splitlines()[0].startswith("ok    python: 3.")
+    assert all(line.startswith(("ok ", "warn")) for line in found.stdout.splitlines())
+    assert "\x1b" not in found.stdout
+    assert list(doctor.home.iterdir()) == []
+
+
+def test_it_knows_a_store(doctor: Doctor) -> None:
+    file = doctor.home / "sessions.db"
+    SQLiteStore(file).close()
+    before = file.stat().st_mtime_ns
+    url = f"sqlite:///{file}"
+    assert doctor(HOLDFAST_STORE=url)["store"][0] == "ok"
+    assert "schema" in doctor("--store", url)["store"][1]
+    file.chmod(0o644)
+    assert doctor(HOLDFAST_STORE=url)["store"][0] == "warn"
+    file.chmod(0o600)
+    assert file.stat().st_mtime_ns == before
+    db = apsw.Connection(str(file))
+    db.execute("INSERT INTO migrations VALUES(999, 'later', 'x')")
+    db.close()
+    verdict, text = doctor(HOLDFAST_STORE=url)["store"]
+    assert (verdict, "upgrade" in text) == ("fail", True)
+    file.write_text("this is no database, whatever its name says" * 100)
+    assert doctor(HOLDFAST_STORE=url)["store"][0] == "fail"
+    assert doctor(HOLDFAST_STORE="memory:")["store"][0] == "warn"
+    assert doctor(HOLDFAST_STORE="mongodb://secret")["store"] == (
+        "fail",
+        "a store URL with 'mongodb' is not understood",
+    )
+
+
+def test_an_older_schema_is_only_named(doctor: Doctor) -> None:
+    file = doctor.home / "sessions.db"
+    SQLiteStore(file).close()
+    db = apsw.Connection(str(file))
+    db.execute("DELETE FROM migrations WHERE version > 1")
+    db.close()
+    verdict, text = doctor(HOLDFAST_STORE=f"sqlite:///{file}")["store"]
+    assert verdict == "warn"
+    assert "will be brought to" in text
+    db = apsw.Connection(str(file))
+    assert db.execute("SELECT max(version) FROM migrations").get == 1
+    db.close()
+
+
+def test_it_knows_postgresql(doctor: Doctor, postgres_server: PostgresServer) -> None:
+    url = postgres_server.database()
+    assert doctor(HOLDFAST_STORE=url)["store"] == ("ok", "PostgreSQL answers; the tables will be made")
+    PostgresStore(url).close()
+    assert doctor(HOLDFAST_STORE=url)["store"][0] == "ok"
+    verdict, text = doctor(HOLDFAST_STORE="postgresql://me:password@127.0.0.1:1/none")["store"]
+    assert verdict == "fail"
+    assert "password" not in text
+
+
+def test_it_sees_open_doors(doctor: Doctor) -> None:
+    assert doctor("--host", "0.0.0.0")["settings"][0] == "fail"
+    assert doctor("--host", "0.0.0.0", "--behind-proxy")["settings"][0] == "ok"
+    assert doctor("--open")["token"][0] == "warn"
+    assert doctor(HOLDFAST_TOKEN="short")["settings"][0] == "fail"
+    assert doctor(HOLDFAST_TOKEN="long-enough-for-a-token")["token"] == ("ok", "from HOLDFAST_TOKEN")
+    data = doctor.home / ".local/share/holdfast"
+    data.mkdir(parents=True)
+    data.chmod(0o755)
+    token = data / "token"
+    token.write_text("x" * 40)
+    token.chmod(0o644)
+    found = doctor()
+    assert found["data directory"][0] == "warn"
+    assert found["token"][0] == "fail"
+    token.chmod(0o600)
+    data.chmod(0o700)
+    found = doctor()
+    assert (found["data directory"][0], found["token"][0]) == ("ok", "ok")
+
+
+def test_it_sees_what_cannot_work(doctor: Doctor) -> None:
+    assert doctor(HOLDFAST_LEASE_SECONDS="soon")["settings"] == (
+        "fail",
+        "HOLDFAST_LEASE_SECONDS='soon' is no number",
+    )
+    assert doctor(HOLDFAST_LEASE_SECONDS="0")["settings"][0] == "fail"
+    assert doctor(HOLDFAST_KEY="a passphrase")["encryption"][0] == "fail"
+    assert doctor(HOLDFAST_KEY="ab" * 32)["encryption"][0] == "ok"
+    roots = doctor(HOLDFAST_WORK_ROOTS=str(doctor.home / "missing"))
+    assert (roots["work root"][0], roots["settings"][0]) == ("fail", "fail")
+    assert doctor("--work-root", str(doctor.home))["work root"][0] == "ok"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert doctor("--port", str(port))["port"][0] == "warn"
