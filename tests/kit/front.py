@@ -65,7 +65,7 @@ class Address:
         with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as wire:
             wire.sendall(data)
             found = b""
-            while (answer := _whole(found)) is None:
+            while (answer := _whole(found, data.startswith(b"HEAD"))) is None:
                 got = wire.recv(65536)
                 if not got:
                     return _parsed(found)
@@ -73,11 +73,12 @@ class Address:
             return answer
 
 
-def _whole(found: bytes) -> tuple[int, dict[str, str], bytes] | None:
+def _whole(found: bytes, has_no_body: bool) -> tuple[int, dict[str, str], bytes] | None:
     if b"\r\n\r\n" not in found:
         return None
     status, headers, body = _parsed(found)
-    return (status, headers, body) if len(body) >= int(headers.get("content-length", "0")) else None
+    length = 0 if has_no_body else int(headers.get("content-length", "0"))
+    return (status, headers, body) if len(body) >= length else None
 
 
 def _parsed(found: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import jsonschema_rs
@@ -25,14 +26,15 @@ import uvicorn
 from holdfast import Agent, Message, Session, tool
 from holdfast.errors import InvalidArgument
 from holdfast.log import chain
-from holdfast.log.events import Draft
+from holdfast.log.events import Draft, Event, to_datetime
 from holdfast.server.app import Server, create_app
 from holdfast.server.bodies import MessageGiven
-from holdfast.server.catalog import load_app
+from holdfast.server.catalog import Catalog, load_app
 from holdfast.server.config import Config
 from holdfast.server.keys import create_key
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
+from holdfast.stores.lease import Claim, holder
 from holdfast.testing import call
 
 TOKEN = "the-token-of-this-very-server"
@@ -482,8 +484,6 @@ def test_state_in_three_scopes_now_and_in_the_past(front: Front) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a b", "ä/é", "%2F", "state", "x" * 512, "writing.draft"])
 def test_any_text_may_be_the_name_of_a_value(light: Front, name: str) -> None:
-    from urllib.parse import quote
-
     client = light.client()
     ok(client.post("/sessions", json={"id": "s"}), 201)
     place = "/sessions/s/state/" + quote(name, safe="").replace(".", "%2E")
@@ -650,6 +650,7 @@ def forged(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None = Non
     )
     lines = []
     for row in rows:
+        assert row.body is not None
         line = {
             "seq": row.seq,
             "timestamp": "",
@@ -668,8 +669,6 @@ def forged(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None = Non
             "salt": row.body[:16].hex(),
             "data": json.loads(row.body[16:]),
         }
-        from holdfast.log.events import Event, to_datetime
-
         line["timestamp"] = to_datetime(row.at).isoformat()
         if row.type == "message.added":
             data = Event(row).data
@@ -775,8 +774,6 @@ def test_an_immutable_session_stays(front: Front) -> None:
 
 
 def test_a_session_that_runs_is_not_deleted(front: Front) -> None:
-    from holdfast.stores.lease import Claim, holder
-
     session = Session("s", store=front.store)
     front.store.append(session._log, [], claim=Claim(holder=holder("test"), seconds=60))
     response = front.client().delete("/sessions/s")
@@ -975,8 +972,6 @@ def test_who_answers_when_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("HOLDFAST_MODEL", raising=False)
     only = Agent(provider="echo", name="only")
     store = MemoryStore()
-    from holdfast.server.catalog import Catalog
-
     assert Catalog(agents={"only": only}).find(store, None) is only
     with pytest.raises(InvalidArgument, match="one, two"):
         Catalog(agents={"one": only, "two": only}).find(store, None)
@@ -1202,7 +1197,7 @@ def test_a_session_that_cannot_be_is_refused(light: Front, body: Any, field: str
 @pytest.mark.parametrize("id", ["a%2Fb", "%2E", "%2E%2E", "%00", "x" * 129, "%0A", "%E2%80%AE", "%FF"])
 def test_what_is_no_id_is_no_session(light: Front, id: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/history"), ("POST", "/clear")):
-        response = light.client().request(method, f"/sessions/{id}{path}", **({"json": {}} if method == "POST" else {}))
+        response = light.client().request(method, f"/sessions/{id}{path}", json={} if method == "POST" else None)
         assert response.status_code in (400, 404, 405), response.text
 
 

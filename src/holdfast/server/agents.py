@@ -72,7 +72,7 @@ def delete_agent(who: Admin, server: Serving, agent_id: str) -> Response:
 
 
 @router.get("/tools", operation_id="list_tools", summary="Tools that agents can be given", response_model=schemas.Tools)
-def list_tools(who: Reader, server: Serving) -> Response:
+async def list_tools(who: Reader, server: Serving) -> Response:
     """Those built in, and those of the server's code."""
     return reply(
         {

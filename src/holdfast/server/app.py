@@ -28,6 +28,7 @@ from holdfast.server.guard import Guard
 from holdfast.server.limits import Limits
 from holdfast.server.logs import fields, log
 from holdfast.server.metrics import Metrics
+from holdfast.server.table import RouteTable
 from holdfast.session import Session
 from holdfast.stores.base import Log, Store
 from holdfast.worker.feed import Feed
@@ -187,5 +188,6 @@ def create_app(server: Server) -> FastAPI:
     # In the order in which they are tried: what is asked most comes first.
     for router in (runs.router, *sessions.routers, agents.router, health.router, page.router):
         app.router.routes.extend(router.routes)  # as they are: FastAPI would try routers within routers, one by one
+    app.router.middleware_stack = RouteTable(app.router)
     app.add_middleware(Guard, server=server)
     return app

@@ -197,7 +197,7 @@ class ResumeBody(Given):
 
 
 class CancelBody(Given):
-    reason: Text | None = None
+    """There is nothing to say."""
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
