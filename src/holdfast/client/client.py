@@ -15,7 +15,7 @@ from holdfast.client.keeping import fields_of
 from holdfast.client.remote import Remote, given
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
 from holdfast.client.talk import checked_limit
-from holdfast.client.wire import LOOPBACK, Wire
+from holdfast.client.wire import LOOPBACK, Wire, checked_url
 from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
 from holdfast.log.ids import checked_id, checked_owner
 from holdfast.log.messages import Message
@@ -40,7 +40,8 @@ class Base(Generic[R]):
         """`token` is a key or the server's own token; without one, `HOLDFAST_TOKEN`, else, for a server on this
         machine, the token in its data directory. `timeout` is how long the server may be silent or away, in seconds,
         `retries` how often a request is sent again at most."""
-        self._wire = Wire(base_url, token=_token_for(base_url, token), timeout=timeout, retries=retries)
+        address = checked_url(base_url)
+        self._wire = Wire(address, token=_token_for(address, token), timeout=timeout, retries=retries)
 
     @property
     def base_url(self) -> str:
@@ -232,7 +233,7 @@ def _merged(state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> di
 def _token_for(base_url: str, token: str | None) -> str | None:
     if token is None:
         token = os.environ.get("HOLDFAST_TOKEN") or _token_of_this_machine(base_url)
-    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable() and token.strip()):
         raise InvalidArgument("token= holds characters that cannot be sent")  # and it is not quoted
     return token
 

@@ -58,7 +58,7 @@ class Wire:
     """
 
     def __init__(self, base_url: str, *, token: str | None, timeout: float, retries: int, ids: Ids = REAL) -> None:
-        self.base_url = _checked_url(base_url)
+        self.base_url = base_url
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
             raise InvalidArgument(f"timeout={timeout!r}: use a number of seconds above 0")
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
@@ -313,11 +313,16 @@ def _is_stream(response: httpx2.Response) -> bool:
     return response.status_code == 200 and kind.startswith("text/event-stream")
 
 
-def _checked_url(base_url: object) -> str:
+def checked_url(base_url: object) -> str:
+    """The address of a server; it is not quoted if it is refused, because it may hold a password."""
     if not isinstance(base_url, str):
         raise InvalidArgument(f"base_url is a string such as 'http://127.0.0.1:2323', not {type(base_url).__name__}")
-    found = urlsplit(base_url)
-    if found.scheme not in ("http", "https") or not found.hostname or found.query or found.fragment:
+    try:
+        found = urlsplit(base_url)
+        is_known = found.scheme in ("http", "https") and found.hostname and (found.port is None or found.port)
+    except ValueError:  # half an IPv6 address, a port that is no number
+        is_known = False
+    if not is_known or found.query or found.fragment:
         raise InvalidArgument("base_url is not understood: use one such as 'http://127.0.0.1:2323'")
     if found.username is not None or found.password is not None:
         raise InvalidArgument("base_url holds a name or a password: give the key as token= instead")

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from holdfast.errors import InvalidArgument, NotJSON
 from holdfast.log import codec
+from holdfast.loop.fitting import mismatch, refuse_malformed
 from holdfast.loop.schema import portable
 
 REPAIR = "Your reply is not valid: {problem}. Reply again, with nothing but JSON that fits this schema: {schema}"
@@ -29,6 +30,7 @@ class OutputShape:
             codec.encode(self.schema)
             if not {"type", "properties", "$ref", "anyOf", "oneOf", "enum", "items"} & set(self.schema):
                 raise InvalidArgument("schema= is a JSON Schema, such as {'type': 'object', 'properties': {...}}")
+            refuse_malformed(self.schema)
         else:
             self._adapter = _adapter(schema)
             self.schema = self._adapter.json_schema()
@@ -70,64 +72,3 @@ def _json_in(text: str) -> str:
     if stripped.startswith("```") and stripped.endswith("```") and "\n" in stripped:
         return stripped[stripped.index("\n") + 1 : -3].strip()
     return stripped
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
-
-
-def mismatch(value: object, schema: Any, root: Mapping[str, Any], where: str) -> str | None:  # noqa: ANN401 - JSON Schema
-    """What keeps a value from fitting the common part of JSON Schema; None if it fits."""
-    if isinstance(schema, bool):
-        return None if schema else f"{where} is not allowed"
-    if "$ref" in schema:
-        target: Any = root
-        for step in str(schema["$ref"]).removeprefix("#/").split("/"):
-            target = target.get(step, {})
-        return mismatch(value, target, root, where)
-    for word in ("anyOf", "oneOf"):
-        if word in schema and all(mismatch(value, each, root, where) for each in schema[word]):
-            return f"{where} fits none of the {len(schema[word])} alternatives"
-    for each in schema.get("allOf", ()):
-        if problem := mismatch(value, each, root, where):
-            return problem
-    wanted = schema.get("type")
-    if wanted is not None and not _is_type(value, [wanted] if isinstance(wanted, str) else wanted):
-        return f"{where} is not of type {wanted}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{where} is not one of {schema['enum']}"
-    if "const" in schema and value != schema["const"]:
-        return f"{where} is not {schema['const']!r}"
-    if isinstance(value, dict):
-        return _object_mismatch(value, schema, root, where)
-    if isinstance(value, list) and "items" in schema:
-        for index, item in enumerate(value):
-            if problem := mismatch(item, schema["items"], root, f"{where}[{index}]"):
-                return problem
-    return None
-
-
-def _is_type(value: object, names: list[str]) -> bool:
-    is_number = isinstance(value, bool)
-    return any(
-        isinstance(value, _TYPES.get(name, ())) and not (is_number and name in ("integer", "number")) for name in names
-    )
-
-
-def _object_mismatch(value: dict[str, Any], schema: Any, root: Mapping[str, Any], where: str) -> str | None:  # noqa: ANN401
-    properties = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            return f"{where} lacks {name!r}"
-    for name, item in value.items():
-        inner: Any = properties.get(name, schema.get("additionalProperties", True))
-        if problem := mismatch(item, inner, root, f"{where}.{name}"):
-            return problem
-    return None

@@ -60,7 +60,7 @@ class Server:
         self.metrics = Metrics()
         self.limits = Limits(config, metrics=self.metrics)
         self.gate = Gate(store, config=config, token=token, limits=self.limits, metrics=self.metrics)
-        self.catalog = Catalog(store, agents=agents or {}, tools=tools or {}, config=config)
+        self.catalog = Catalog(agents=agents, tools=tools)
         self.feed = Feed(store, poll=config.poll, tick=config.ping)
         self.runs = Runs(store, self._cast, self.feed, threads=config.runs)
         self.runs.on_end = lambda outcome: self.metrics.runs.labels(outcome).inc()

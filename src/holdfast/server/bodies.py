@@ -191,7 +191,7 @@ class MessageBody(Given):
         return {name: value for name, value in found.items() if value is not None}
 
 
-class ResumeBody(Given):
+class ResumeBody(Act):
     agent_id: Text | None = None
     reason: Text | None = None
 

@@ -68,14 +68,7 @@ class _Shelf(NamedTuple):
 class Catalog:
     """The agents of a server. Every method that takes a store takes one that is bound to the tenant, and blocks."""
 
-    def __init__(
-        self,
-        store: Store | None = None,
-        *,
-        agents: Mapping[str, Agent] | None = None,
-        tools: Mapping[str, Tool] | None = None,
-        config: object = None,
-    ) -> None:
+    def __init__(self, *, agents: Mapping[str, Agent] | None = None, tools: Mapping[str, Tool] | None = None) -> None:
         self._code = dict(agents or {})
         self.tools = BUILT_IN | dict(tools or {})
         self._lock = threading.Lock()

@@ -161,6 +161,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (422, "An Idempotency-Key with another body", "key_reused", "key 'k' was used with other content", {}),
         (429, "Too much", "too_many_requests", "this key asks too often: try again in 1 s", {"retry_after": 0.4}),
         (500, "Our fault", "internal_error", UNEXPECTED, {}),
+        (502, "The model's provider failed", "provider_unavailable", "the provider cannot be reached", {}),
         (503, "The store is away, or the server stops", "store_unavailable", "no connection", {"retry_after": 1.0}),
         (507, "The disk is full", "store_full", "no space is left", {}),
     )

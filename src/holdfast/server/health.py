@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from holdfast.server.auth import Anyone, Operator
 from holdfast.server.errors import ERRORS
-from holdfast.server.shapes import HealthShape, ReadyShape, reply
+from holdfast.server.schemas import HealthShape, ReadyShape
+from holdfast.server.shapes import reply
 from holdfast.server.strict import StrictRoute
 
 router = APIRouter(route_class=StrictRoute, tags=["operations"], responses={403: ERRORS[403], 429: ERRORS[429]})

@@ -28,18 +28,12 @@ from holdfast.server import shapes
 from holdfast.server.answers import KEPT, key_of, own_answers, scope_of
 from holdfast.server.app import Server
 from holdfast.server.auth import Reader, Who, Writer
+from holdfast.server.bodies import CancelBody, MessageBody, ResumeBody
 from holdfast.server.errors import ERRORS
+from holdfast.server.frames import LOG_STREAM, RUN_STREAM
 from holdfast.server.limits import Slot
-from holdfast.server.shapes import (
-    AnswerShape,
-    CancelBody,
-    EventsShape,
-    MessageBody,
-    ResumeBody,
-    RunShape,
-    RunsShape,
-    reply,
-)
+from holdfast.server.schemas import AnswerShape, EventsShape, RunShape, RunsShape
+from holdfast.server.shapes import reply
 from holdfast.server.stream import EventStream, LogFrames, RunFrames, position_of
 from holdfast.server.strict import StrictRoute
 from holdfast.stores.base import Due, Log, Store
@@ -79,7 +73,7 @@ async def message(who: Writer, request: Request, session_id: str, body: MessageB
     "/sessions/{session_id}/message/stream",
     operation_id="message_stream",
     response_class=Response,
-    responses={200: shapes.RUN_STREAM},
+    responses={200: RUN_STREAM},
 )
 @own_answers
 async def message_stream(
@@ -128,7 +122,7 @@ async def resume(who: Writer, request: Request, session_id: str, body: ResumeBod
     "/sessions/{session_id}/resume/stream",
     operation_id="resume_stream",
     response_class=Response,
-    responses={200: shapes.RUN_STREAM},
+    responses={200: RUN_STREAM},
 )
 @own_answers
 async def resume_stream(
@@ -286,7 +280,7 @@ def _resume(
     if body.agent_id is not None and view_of(store.head(log).view).turn is not None:
         server.catalog.find(store, body.agent_id)  # before anything is written
     if session.status in ("paused", "closed", "archived"):
-        session._move("session.resumed", body.reason, shapes.actor_of(who))
+        session._move("session.resumed", body.reason, shapes.actor_of(who, body.actor))
         server.feed.nudge(log)
     found = server.runs.reopen(store, log, body.agent_id)
     if found is not None and place is not None:
@@ -406,7 +400,7 @@ def _run_stream(
     "/sessions/{session_id}/events",
     operation_id="events",
     response_model=EventsShape,
-    responses={200: shapes.LOG_STREAM},
+    responses={200: LOG_STREAM},
 )
 async def events(
     who: Reader,

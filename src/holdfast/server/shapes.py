@@ -19,17 +19,6 @@ from holdfast.log.view import cut, view_of
 from holdfast.loop.outcome import Outcome, outcome_of
 from holdfast.loop.response import Response
 from holdfast.models.base import Usage
-from holdfast.server.bodies import CancelBody as CancelBody
-from holdfast.server.bodies import MessageBody as MessageBody
-from holdfast.server.bodies import ResumeBody as ResumeBody
-from holdfast.server.frames import LOG_STREAM as LOG_STREAM
-from holdfast.server.frames import RUN_STREAM as RUN_STREAM
-from holdfast.server.schemas import AnswerShape as AnswerShape
-from holdfast.server.schemas import EventsShape as EventsShape
-from holdfast.server.schemas import HealthShape as HealthShape
-from holdfast.server.schemas import ReadyShape as ReadyShape
-from holdfast.server.schemas import RunShape as RunShape
-from holdfast.server.schemas import RunsShape as RunsShape
 from holdfast.stores.base import Info, Log, Store
 
 if TYPE_CHECKING:
