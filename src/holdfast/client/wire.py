@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import httpx2
 
 CONNECT_TIMEOUT = 15.0
+STREAM_SILENCE = 60.0  # a stream that has nothing to tell sends a ping every 15 s
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 MAX_FRAME_BYTES = 64 << 20
 ROOM = 16  # levels that a body may add around a value that the log takes
@@ -177,6 +178,7 @@ class Wire:
         found: dict[str, Any] = {"method": call.method, "url": self.base_url + call.path, "headers": headers}
         if call.is_stream:
             headers["accept"] = "text/event-stream"
+            found["timeout"] = self._patient(max(self.timeout, STREAM_SILENCE))
         if call.query:
             found["params"] = dict(call.query)
         if call.body is not None:
@@ -239,12 +241,17 @@ class Wire:
 
         address = urlsplit(self.base_url)
         return {
-            "timeout": httpx2.Timeout(self.timeout, connect=min(CONNECT_TIMEOUT, self.timeout)),
+            "timeout": self._patient(self.timeout),
             "headers": {"user-agent": "holdfast", "accept-encoding": "identity"},  # compressed streams arrive late
             "limits": httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
             "verify": address.scheme == "https",  # reading the certificates takes 35 ms, and http has none
             "trust_env": address.hostname not in LOOPBACK,  # what is for this machine goes through no proxy
         }
+
+    def _patient(self, silence: float) -> httpx2.Timeout:
+        import httpx2
+
+        return httpx2.Timeout(silence, connect=min(CONNECT_TIMEOUT, self.timeout))
 
 
 class _AsyncClient:

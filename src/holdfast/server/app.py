@@ -126,7 +126,7 @@ class Server:
         now = self.store.ids.elapsed()
         for stream in list(self.streams):
             if stream.is_stalled(now):
-                stream.writing.cancel()
+                stream.abort()
 
     async def _sweep(self) -> None:
         """Do what retention promises, again and again; of several servers one works at a time."""

@@ -11,6 +11,7 @@ import asyncio
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+ABORT = "holdfast.abort"
 LONGEST = 16 << 10  # bytes of the request line and all headers
 SECONDS = 30.0
 _END = b"\r\n\r\n"
@@ -58,6 +59,8 @@ class LimitedHeads(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._fields = 0
         super().on_message_begin()
+        # ASGI has no word for ending a connection whose client takes nothing: closing waits for it.
+        self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

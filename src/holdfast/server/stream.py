@@ -24,6 +24,7 @@ from holdfast.loop.stream import to_dict
 from holdfast.models.base import Usage
 from holdfast.server import shapes
 from holdfast.server.errors import error_body, error_response, request_id_of
+from holdfast.server.heads import ABORT
 from holdfast.server.limits import Slot
 from holdfast.stores.portable import message_of
 from holdfast.worker.feed import PAGE, Feed, Item, Tail
@@ -31,7 +32,8 @@ from holdfast.worker.feed import PAGE, Feed, Item, Tail
 if TYPE_CHECKING:
     from holdfast.server.app import Server
 
-CHUNK = 256 << 10  # bytes that are handed to a connection at once
+CHUNK = 64 << 10  # bytes that are handed to a connection at once
+PAGE_BYTES = 64 << 10  # that a reader who catches up holds, about
 BATCH = 64
 RETRY = 1000  # milliseconds after which a client should come back
 STALLED = 60.0  # seconds in which a reader must take something
@@ -50,14 +52,17 @@ def position_of(text: str | None, after: int | None) -> tuple[int, int]:
 async def follow(feed: Feed, tail: Tail, seq: int, n: int) -> AsyncIterator[list[Item]]:
     """What a log has after a position, then what comes; an empty list now and then while nothing does. It ends when
     the server stops or the session is deleted."""
-    position = -1
+    position, limit = -1, 4
     while not feed.closing:
         if position < tail.start:  # at the beginning, or too slow for what the tail holds
             if seq < tail.base:
-                rows = await off_thread(tail.store.read, tail.log, seq + 1, tail.base, limit=PAGE)
+                rows = await off_thread(tail.store.read, tail.log, seq + 1, tail.base, limit=limit)
                 if rows:
                     seq, n = rows[-1].seq, 0
-                    yield [Item(row.seq, 0, Event(row), None) for row in rows]
+                    size = sum(len(row.body or b"") for row in rows)
+                    limit = max(1, limit // 2) if size > PAGE_BYTES else min(PAGE, limit * 2)
+                    items, rows = [Item(row.seq, 0, Event(row), None) for row in rows], []
+                    yield items
                     continue
                 if tail.gone:
                     return
@@ -131,7 +136,7 @@ class RunFrames:
     def __init__(self, tail: Tail, run: str, n: int, sure: bool) -> None:
         self._tail, self._run = tail, run
         self._n, self._sure = n, sure  # deltas of this step that the reader has; whether it has all of them
-        self._has_begun = False  # this connection was told that the step begins
+        self.has_begun = False  # this connection was told that the step begins
         self.over = False
 
     def __call__(self, items: Iterable[Item]) -> list[bytes]:
@@ -143,16 +148,23 @@ class RunFrames:
                 if item.event.run == self._run:
                     found += self._event(item.event)
             elif self._sure and item.n == self._n + 1:
+                if not self._n and not self.has_begun:  # it may have a part of this step, from another server
+                    found.append(self._start(self._step_of(item.seq), None))
+                    self.has_begun = True
                 self._n += 1
                 found.append(encoded(item))
             else:
                 self._sure = False
         return found
 
+    def reads(self, items: Sequence[Item]) -> bool:
+        """Whether telling these may have to read the log."""
+        return not self.has_begun or any(item.event is not None for item in items)
+
     def _event(self, event: Event) -> list[bytes]:
         type, data, id = event.type, event.data, str(event.seq)
         if type == "model.called":
-            self._n, self._sure, self._has_begun = 0, True, True
+            self._n, self._sure, self.has_begun = 0, True, True
             return [self._start(data.get("step", 0), id)]
         if type == "model.replied":
             return self._replied(event, id)
@@ -170,17 +182,17 @@ class RunFrames:
     def _start(self, step: int, id: str | None) -> bytes:
         return frame("message_start", {"type": "message_start", "run_id": self._run, "step": step}, id)
 
-    def _step_of(self, replied: Event) -> int:
-        """Which step a reply ended; a reader that came in the middle was not told here."""
+    def _step_of(self, seq: int) -> int:
+        """Which step is told at this point of the log, to a reader that came in the middle."""
         tail = self._tail
-        rows = tail.store.read(tail.log, 1, replied.seq, types=["model.called"], limit=1, reverse=True)
+        rows = tail.store.read(tail.log, 1, seq, types=["model.called"], limit=1, reverse=True)
         return int(Event(rows[0]).data.get("step", 0)) if rows else 0
 
     def _replied(self, event: Event, id: str) -> list[bytes]:
         found: list[bytes] = []
         if not self._sure or not self._n:
-            if self._n or not self._sure or not self._has_begun:
-                found.append(self._start(self._step_of(event), None))  # the reader may have a part of it already
+            if self._n or not self._sure or not self.has_begun:
+                found.append(self._start(self._step_of(event.seq), None))  # the reader may have a part of it already
             (row,) = self._tail.store.read(self._tail.log, event.seq, event.seq)
             found += whole(message_of(self._tail.store, self._tail.log, row))
         usage = {name: event.data.get("usage", {}).get(name, 0) for name in Usage.__dataclass_fields__}
@@ -189,7 +201,7 @@ class RunFrames:
             "stop_reason": event.data.get("stop_reason"),
             "usage": shapes.usage_dict(usage),
         }
-        self._n, self._sure, self._has_begun = 0, True, False
+        self._n, self._sure, self.has_begun = 0, True, False
         return [*found, frame("message_delta", delta), frame("message_stop", {"type": "message_stop"}, id)]
 
     def _done(self) -> dict[str, Any]:
@@ -280,8 +292,9 @@ class EventStream(Response):
         frames = self._frames(tail)
         writing = asyncio.ensure_future(self._write(tail, frames, send, request_id_of(scope)))
         gone = asyncio.ensure_future(_disconnected(receive))
-        server.streams.add(self)
         self.writing = writing
+        self._abort: Callable[[], None] = scope.get("extensions", {}).get(ABORT, {}).get("abort", lambda: None)
+        server.streams.add(self)
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -297,17 +310,16 @@ class EventStream(Response):
         self.sending_since: float | None = None
         try:
             async for items in follow(feed, tail, *self._where):
-                if isinstance(frames, RunFrames) and any(item.event is not None for item in items):
-                    out = await off_thread(frames, items)  # it may have to read the log
+                if isinstance(frames, RunFrames) and frames.reads(items):
+                    out = await off_thread(frames, items)
                 else:
-                    out = frames(items)
-                if not items:
-                    out = [PING]
-                for chunk in _chunks(out):
-                    self.sending_since = now()
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                    self.sending_since = None
+                    out = frames(items) if items else [PING]
+                items.clear()  # while the reader takes its time, it holds as little as can be
                 self._server.metrics.frames_sent.inc(len(out))
+                while out:
+                    self.sending_since = now()
+                    await send({"type": "http.response.body", "body": _chunk(out), "more_body": True})
+                    self.sending_since = None
                 if frames.over:
                     break
                 if now() > ends:
@@ -320,6 +332,11 @@ class EventStream(Response):
         last = b"" if frames.over else f"retry: {RETRY}\n\n".encode()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
+    def abort(self) -> None:
+        """End the connection at once: a reader that takes nothing would hold it for ever."""
+        self._abort()
+        self.writing.cancel()
+
     def is_stalled(self, now: float) -> bool:
         since = getattr(self, "sending_since", None)
         return since is not None and now - since > STALLED
@@ -330,14 +347,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _chunks(frames: list[bytes]) -> Iterable[bytes]:
-    batch: list[bytes] = []
-    size = 0
-    for each in frames:
-        batch.append(each)
-        size += len(each)
-        if size >= CHUNK:
-            yield b"".join(batch)
-            batch, size = [], 0
-    if batch:
-        yield b"".join(batch)
+def _chunk(frames: list[bytes]) -> bytes:
+    """Take from the front what is sent at once."""
+    count, size = 0, 0
+    while count < len(frames) and size < CHUNK:
+        size += len(frames[count])
+        count += 1
+    taken, frames[:count] = b"".join(frames[:count]), []
+    return taken

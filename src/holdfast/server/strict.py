@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
-from holdfast.errors import BodyTooLarge, Forbidden
+from holdfast.errors import BodyTooLarge, Forbidden, InvalidArgument
 from holdfast.log import codec
 from holdfast.loop.crossing import off_thread
 from holdfast.server.answers import once
@@ -70,6 +71,14 @@ class StrictRoute(APIRoute):
             return Match.NONE, {}
         return super().matches(scope)
 
+    def _refuse_repeated(self, query: bytes) -> None:
+        """A parameter given twice: which one is meant? Only those that are lists may be."""
+        several = {each.alias for each in self.dependant.query_params if "list[" in str(each.field_info.annotation)}
+        names = [name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
+        for name in names:
+            if name not in several and names.count(name) > 1:
+                raise InvalidArgument(f"{name[:40]!r} is given twice in the query: give it once")
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         self._end = self.path.rpartition("}")[2]
         answer = super().get_route_handler()
@@ -81,6 +90,8 @@ class StrictRoute(APIRoute):
             if permission is None:
                 raise Forbidden("this address declares no permission, so nobody has it")
             who = await permission(request) if isinstance(permission, Require) else None
+            if b"&" in request.scope["query_string"]:
+                self._refuse_repeated(request.scope["query_string"])
             if request.method not in WITH_BODY:
                 return await answer(request)
             await request.read()

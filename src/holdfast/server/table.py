@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fastapi.routing import APIRoute, APIRouter
+from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
@@ -39,7 +40,20 @@ class RouteTable:
                         scope.update(found)
                         await route.handle(scope, receive, send)
                         return
+            self._refuse_method(scope)
         await self._router.app(scope, receive, send)
+
+    def _refuse_method(self, scope: Scope) -> None:
+        """If there is something at this address, but not for this method, say for which."""
+        allowed: set[str] = set()
+        for route in self._router.routes:
+            match, _ = route.matches(scope)
+            if match == Match.FULL:
+                return
+            if match == Match.PARTIAL and isinstance(route, APIRoute):
+                allowed |= set(route.methods or ())
+        if allowed:
+            raise HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
 
 
 def _shapes(route: APIRoute) -> Iterable[Shape]:

@@ -102,6 +102,7 @@ class Due(NamedTuple):
 
     tenant: str
     log: Log
+    lease: Lease | None = None  # who is at it, where that was asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +220,8 @@ class Store(SessionStore, ABC):
 
     @abstractmethod
     def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
-        """Sessions with admitted runs that are not over, by number; of every tenant, if this store is bound to none."""
+        """Sessions with admitted runs that are not over, by number, and who is at them; of every tenant, if this store
+        is bound to none."""
 
     def tidy(self) -> None:
         """After much was removed: leave nothing of it behind that this store could still clear away."""

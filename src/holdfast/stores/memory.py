@@ -314,7 +314,7 @@ class MemoryStore(MemorySlips, Store):
     def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
         with self._memory.lock:
             found = [
-                Due(kept.tenant, kept.log)
+                Due(kept.tenant, kept.log, self._lease(kept))
                 for number, kept in sorted(self._memory.logs.items())
                 if number > after
                 and not kept.deleted

@@ -185,9 +185,10 @@ DUE = (
 PUT_OFF = "UPDATE holdfast.keeping SET due = %s WHERE log = %s"
 ADD_WORK = "INSERT INTO holdfast.work VALUES(%s,%s) ON CONFLICT DO NOTHING"
 DROP_WORK = "DELETE FROM holdfast.work WHERE log = %s"
+REMAINING = "extract(epoch FROM x.expires - clock_timestamp())::float8"
 WORK = (
-    LOG.replace("SELECT", "SELECT l.tenant,", 1)
-    + """ JOIN holdfast.work w ON w.log = l.log
+    LOG.replace("SELECT", f"SELECT l.tenant, x.epoch, x.holder, {REMAINING},", 1)
+    + """ JOIN holdfast.work w ON w.log = l.log LEFT JOIN holdfast.leases x ON x.log = l.log
     WHERE w.log > %s AND l.id IS NOT NULL AND (%s = '' OR l.tenant = %s) ORDER BY w.log LIMIT %s"""
 )
 BURY = "UPDATE holdfast.events SET body = NULL, tomb = %s WHERE log = %s AND seq = %s"
@@ -705,7 +706,7 @@ class PostgresStore(PostgresSlips, Store):
 
     def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
         rows = self.server.fetch(WORK, (after, self.tenant, self.tenant, limit))
-        return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
+        return [Due(row[0], log_of(row[4:]), _lease_of(row[1:4])) for row in rows]
 
     def put_off(self, log: Log, due: int | None) -> None:
         self.server.unit(lambda db: db.execute(PUT_OFF, (due, log.number)))
@@ -894,9 +895,13 @@ class PostgresStore(PostgresSlips, Store):
 
 def _lease(db: Connection, number: int) -> Lease | None:
     found = db.execute(LEASE, (number,)).fetchone()
-    if found is None:
+    return None if found is None else _lease_of(found)
+
+
+def _lease_of(columns: Sequence[Any]) -> Lease | None:
+    epoch, holder, remaining = columns
+    if epoch is None:
         return None
-    epoch, holder, remaining = found
     return Lease(epoch=epoch, holder=bytes(holder), remaining=remaining)
 
 

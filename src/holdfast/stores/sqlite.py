@@ -149,8 +149,8 @@ PUT_OFF = "UPDATE keeping SET due = ? WHERE log = ?"
 ADD_WORK = "INSERT OR IGNORE INTO work VALUES(?,?)"
 DROP_WORK = "DELETE FROM work WHERE log = ?"
 WORK = (
-    LOG.replace("SELECT", "SELECT l.tenant,", 1)
-    + """ JOIN work w ON w.log = l.log
+    LOG.replace("SELECT", "SELECT l.tenant, x.epoch, x.holder, x.boot, x.expires,", 1)
+    + """ JOIN work w ON w.log = l.log LEFT JOIN leases x ON x.log = l.log
     WHERE w.log > ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?) ORDER BY w.log LIMIT ?"""
 )
 BURY = "UPDATE events SET body = NULL, tomb = ? WHERE event = ?"
@@ -537,7 +537,7 @@ class SQLiteStore(SQLiteSlips, Store):
 
     def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
         rows = self.file.read(lambda db: many(db, WORK, (after, self.tenant, self.tenant, limit)))
-        return [Due(tenant, log_of(columns)) for tenant, *columns in rows]
+        return [Due(row[0], log_of(row[5:]), self._lease_of(row[1:5])) for row in rows]
 
     def put_off(self, log: Log, due: int | None) -> None:
         self.file.write(lambda db: db.execute(PUT_OFF, (due, log.number)))
@@ -562,9 +562,12 @@ class SQLiteStore(SQLiteSlips, Store):
 
     def _lease(self, db: Connection, number: int) -> Lease | None:
         found = one(db, LEASE, (number,))
-        if found is None:
+        return None if found is None else self._lease_of(found)
+
+    def _lease_of(self, columns: Sequence[Any]) -> Lease | None:
+        epoch, holder, boot, expires = columns
+        if epoch is None:
             return None
-        epoch, holder, boot, expires = found
         # Another boot's clock means nothing now, and its processes are gone.
         remaining = expires - self.ids.elapsed() if boot == boot_id() else 0.0
         return Lease(epoch=epoch, holder=holder, remaining=remaining)

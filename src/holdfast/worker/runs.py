@@ -55,6 +55,7 @@ from holdfast.stores.lease import Claim, holder, lease_seconds
 from holdfast.stores.plan import Head
 from holdfast.stores.portable import message_of
 
+LOOKED_AT = 500  # sessions in one query
 PATIENCE = 0.3  # seconds that a turn is given to end by itself when it is cancelled
 # What a stream tells between events; everything else of it follows from the events themselves.
 _DELTAS = (TextDelta, InputJSONDelta, ThinkingDelta, ContentBlockStart, ContentBlockStop, ToolProgress)
@@ -555,13 +556,11 @@ class Runs:
 
     def _look_once(self) -> None:
         after = 0
-        while found := self.store.work(after=after, limit=100):
+        while found := self.store.work(after=after, limit=LOOKED_AT):
             after = found[-1].log.number
             for due in found:
-                if due.log.number in self._busy or due.log.number in self._queued:
-                    continue
-                lease = self.store.for_tenant(due.tenant).lease(due.log)
-                if lease is None or not lease.alive:
+                is_ours = due.log.number in self._busy or due.log.number in self._queued
+                if not is_ours and (due.lease is None or not due.lease.alive):
                     self.start(due)
 
 
