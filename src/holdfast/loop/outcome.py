@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import AgentError
+from holdfast.errors import AgentError, TurnFailed
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.view import TURN_ENDS, View, view_of
 from holdfast.loop.output import OutputShape
@@ -92,8 +92,11 @@ def outcome_of(store: Store, log: Log, run: str) -> Outcome | None:
     return found
 
 
-def error_data(error: BaseException) -> dict[str, Any]:
-    """An error as an event keeps it: no secrets, and nothing that is not text or a number."""
+def error_data(error: BaseException, *, detached: bool = False) -> dict[str, Any]:
+    """An error as an event keeps it: no secrets, and nothing that is not text or a number. What nobody expected has a
+    text that is not ours: where others than its author read the log, it says only what it was."""
+    if detached and not isinstance(error, AgentError):
+        error = broken(error)
     found: dict[str, Any] = {"code": "error", "text": redacted(clean(str(error))), "type": type(error).__name__}
     if isinstance(error, AgentError):
         found["code"] = error.code
@@ -101,6 +104,11 @@ def error_data(error: BaseException) -> dict[str, Any]:
         if details:
             found["details"] = details
     return found
+
+
+def broken(error: BaseException) -> TurnFailed:
+    """What those who asked are told of a turn that broke."""
+    return TurnFailed(f"the turn broke ({type(error).__name__}): the server's log says more")
 
 
 def _safe(value: Any) -> Any:  # noqa: ANN401 - text, a number, or a list of them

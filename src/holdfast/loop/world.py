@@ -599,7 +599,7 @@ class World:
         cancelled = cancelled or type(error).__name__ == "CancelledError"
         data: dict[str, Any] = {"usage": {"milliseconds": self._elapsed()}}
         if not cancelled:
-            data["error"] = error_data(error)
+            data["error"] = error_data(error, detached=self.detached)
         if self.shown:
             data["shown"] = clean("".join(self.shown))
         for draft in self.left:  # results that came and were not stored yet

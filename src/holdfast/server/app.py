@@ -64,6 +64,7 @@ class Server:
         self.feed = Feed(store, poll=config.poll, tick=config.ping)
         self.runs = Runs(store, self._cast, self.feed, threads=config.runs)
         self.runs.on_end = lambda outcome: self.metrics.runs.labels(outcome).inc()
+        self.runs.on_broken = lambda error: errors.unexpected(error, metrics=self.metrics, where="a run")
         self.streams: set[EventStream] = set()
         self.draining = False
         self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()

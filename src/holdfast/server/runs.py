@@ -43,6 +43,7 @@ from holdfast.worker.runs import Admitted, Asked, Result, admit, refuse_waiting,
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
 SSE = "text/event-stream"
+LOOK_FOR_CLIENT = 2.0  # seconds between two looks whether anybody still waits for an answer
 RESUMED = "resumed"  # slips: which turn a key has resumed
 
 
@@ -178,7 +179,7 @@ async def _on_a_run_thread(
     if not server.runs.submit(run):
         return await off_thread(work, tell)
     while not told.done():
-        await asyncio.wait({told}, timeout=server.config.poll)
+        await asyncio.wait({told}, timeout=LOOK_FOR_CLIENT)
         if not told.done() and await request.is_disconnected():
             return None
     found = told.result()
@@ -320,6 +321,7 @@ class _Waiting:
         """What came of the run. `timeout` bounds the time that it stays in the queue."""
         server, ids = self._server, self._store.ids
         deadline = None if timeout is None else ids.elapsed() + timeout
+        look_again = ids.elapsed() + LOOK_FOR_CLIENT
         try:
             while True:
                 result = None
@@ -338,8 +340,10 @@ class _Waiting:
                 self._look = False
                 if server.draining and not server.runs.is_here(self._run, self._log.number):
                     _refuse_draining(server)
-                if await request.is_disconnected():
-                    return {}  # nobody reads it; the run goes on
+                if ids.elapsed() > look_again:
+                    look_again = ids.elapsed() + LOOK_FOR_CLIENT
+                    if await request.is_disconnected():
+                        return {}  # nobody reads it; the run goes on
                 if deadline is not None and ids.elapsed() > deadline:
                     await self._give_up()
                     deadline = None

@@ -253,11 +253,12 @@ class Feed:
             await asyncio.sleep(self._poll)
             if not self._tails:
                 continue
+            asked = list(self._tails.items())  # those that are opened meanwhile were not asked for
             try:
-                heads = await off_thread(self.store.heads, list(self._tails))
+                heads = await off_thread(self.store.heads, [number for number, _ in asked])
             except AgentError:
                 continue  # the store is away for a moment
-            for number, tail in list(self._tails.items()):
+            for number, tail in asked:
                 if number not in heads:
                     tail.gone = True
                     tail.wake()

@@ -26,6 +26,7 @@ from holdfast.errors import (
     StaleEpoch,
     StoreError,
     TurnCancelled,
+    TurnFailed,
     TurnOpen,
     TurnParked,
     Unavailable,
@@ -35,7 +36,7 @@ from holdfast.log.events import Draft, Event
 from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, view_of
 from holdfast.loop.drive import drive
-from holdfast.loop.outcome import error_data, work_of
+from holdfast.loop.outcome import broken, error_data, work_of
 from holdfast.loop.output import OutputShape
 from holdfast.loop.prompt import own_events
 from holdfast.loop.response import Response
@@ -201,6 +202,7 @@ class Runs:
         self._started = False
         self.taken_over = 0
         self.on_end: Callable[[str], None] = lambda outcome: None
+        self.on_broken: Callable[[BaseException], None] = lambda error: None  # what nobody expected
 
     # -- from anywhere ---------------------------------------------------------------------------------------------
 
@@ -392,7 +394,7 @@ class Runs:
             except SessionNotFound:
                 pass
             except Exception as error:  # noqa: BLE001 - a run must not end the thread of all the others
-                self.on_end(f"broken: {type(error).__name__}")
+                self.on_broken(error)
             finally:
                 self._leave(due, mine, again)
 
@@ -505,9 +507,13 @@ class Runs:
             self._owed[log.number] = (store, log, run)
         except AgentError as error:
             result = error
+            cause = error.__cause__
+            if isinstance(error, TurnFailed) and cause is not None and not isinstance(cause, AgentError):
+                self.on_broken(cause)
+                result = error = broken(cause)
             if world.renewal is None:  # it was refused before anything was stored
                 if direct:
-                    raise
+                    raise error
                 self._drop(store, log, run, error)
         finally:
             self._listener.nudge(log)

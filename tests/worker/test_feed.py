@@ -1,0 +1,105 @@
+"""Tails of logs: in order, without a gap, and only gone when the log is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from holdfast import Message, Session
+from holdfast.models.base import TextDelta
+from holdfast.server.stream import follow
+from holdfast.stores import MemoryStore
+from holdfast.worker.feed import Feed, Item, Tail
+
+
+def delta(text: str) -> TextDelta:
+    return TextDelta(index=0, text=text)
+
+
+async def opened(store: MemoryStore, **more: Any) -> Feed:
+    feed = Feed(store, **{"poll": 0.01, "tick": 0.05, **more})
+    feed.open()
+    return feed
+
+
+async def told(feed: Feed, tail: Tail, seq: int, n: int, count: int) -> list[tuple[int, int]]:
+    found: list[Item] = []
+    async for items in follow(feed, tail, seq, n):
+        found += items
+        if len(found) >= count:
+            break
+    return [(item.seq, item.n) for item in found]
+
+
+async def test_a_tail_that_opens_while_the_heads_are_asked_for_is_not_gone() -> None:
+    store = MemoryStore()
+    one, two = Session("one", store=store), Session("two", store=store)
+    asked, go = threading.Event(), threading.Event()
+    heads = store.heads
+
+    def slow(numbers: Any) -> Any:
+        found = heads(numbers)
+        asked.set()
+        go.wait(10)
+        return found
+
+    store.heads = slow  # type: ignore[method-assign]
+    feed = await opened(store)
+    await feed.tail(store, one._log)
+    await asyncio.get_running_loop().run_in_executor(None, asked.wait)
+    late = await feed.tail(store, two._log)
+    go.set()
+    await asyncio.sleep(0.05)
+    assert not late.gone
+    store.remove("session", "two")
+    while not late.gone:
+        await asyncio.sleep(0.01)
+    await feed.close()
+
+
+async def test_deltas_stand_between_the_events_they_were_heard_between() -> None:
+    """What a turn told before it appended is shown before that event, though the event may be read first."""
+    store = MemoryStore()
+    session = Session("s", store=store)
+    feed = await opened(store, poll=60)
+    tail = await feed.tail(store, session._log)
+    first = session.add_message(Message.user("one"))
+    feed.tell(session._log, delta("a"), first, 1)
+    feed.tell(session._log, delta("b"), first, 2)
+    second = session.add_message(Message.user("two"))
+    feed.nudge(session._log)
+    assert await told(feed, tail, 1, 0, 4) == [(first, 0), (first, 1), (first, 2), (second, 0)]
+    # A reader that has a part gets the rest, and one that is ahead of this tail gets nothing twice.
+    assert await told(feed, tail, first, 1, 2) == [(first, 2), (second, 0)]
+    third = second + 1
+    ahead = asyncio.ensure_future(told(feed, tail, third, 0, 1))
+    await asyncio.sleep(0.02)
+    for text in ("three", "four"):
+        session.add_message(Message.user(text))
+    feed.nudge(session._log)
+    assert await ahead == [(third + 1, 0)]
+    await feed.close()
+
+
+async def test_a_reader_that_falls_behind_reads_the_log_itself(monkeypatch: Any) -> None:
+    monkeypatch.setattr("holdfast.worker.feed.HELD", 5)
+    store = MemoryStore()
+    session = Session("s", store=store)
+    feed = await opened(store)
+    tail = await feed.tail(store, session._log)
+    reading = follow(feed, tail, 0, 0)
+    assert [item.seq for item in await anext(reading)] == [1]
+    for number in range(50):
+        session.add_message(Message.user(str(number)))
+    feed.nudge(session._log)
+    while tail.last < session.head:
+        await asyncio.sleep(0.01)
+    seen: list[int] = []
+    async for items in reading:
+        seen += [item.seq for item in items]
+        if seen and seen[-1] == session.head:
+            break
+    assert seen == list(range(2, session.head + 1))
+    assert len(tail.items) == 5
+    await feed.close()
