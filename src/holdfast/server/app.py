@@ -66,6 +66,7 @@ class Server:
         self.runs.on_end = lambda outcome: self.metrics.runs.labels(outcome).inc()
         self.runs.on_broken = lambda error: errors.unexpected(error, metrics=self.metrics, where="a run")
         self.streams: set[EventStream] = set()
+        self.frames = self._counted = 0  # sent on streams; and how many of them the metrics know
         self.draining = False
         self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()
         self._lock = threading.Lock()
@@ -160,6 +161,8 @@ class Server:
             self.metrics.queue_length.set(self.runs.waiting)
             self.metrics.leases_held.set(self.runs.running)
             self.metrics.takeovers_seen(self.runs.taken_over)
+            self.metrics.frames_sent.inc(self.frames - self._counted)
+            self._counted = self.frames
 
 
 def create_app(server: Server) -> FastAPI:

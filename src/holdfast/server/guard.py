@@ -55,6 +55,8 @@ QUIET = frozenset(("/health", "/ready", "/metrics"))  # asked for all day long, 
 WORTH_CLOSING = 64 * 1024  # bytes of a body that we will not read: the connection is not kept for it
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
+STRAIGHT = "holdfast.send"  # in the scope: the way out that passes nobody, for the frames of a stream
+
 
 class Guarded(Protocol):
     """What the guard needs of a server."""
@@ -137,7 +139,7 @@ class Exchange:
         self.origin = guard.sites.allowed_origin(headers)
         self.status = 0
         self.leaves_unread = False  # a large body may still be on its way
-        scope[REQUEST_ID] = self.request_id
+        scope[REQUEST_ID], scope[STRAIGHT] = self.request_id, send
         logs.request_id.set(self.request_id)
 
     async def send(self, message: Message) -> None:

@@ -6,6 +6,7 @@ session in memory and read there as every route would read it; only what can be 
 
 from __future__ import annotations
 
+import orjson
 from fastapi import Request
 
 from holdfast.archive import Exported, read_jsonl
@@ -65,7 +66,7 @@ def _check_work_dirs(exported: Exported, roots: tuple[str, ...]) -> None:
 
 def _try(exported: Exported) -> None:
     session = _adopted(MemoryStore(), "trial", exported, None, None)
-    schemas.FullSession.model_validate(session_full(session))
+    schemas.FullSession.model_validate_json(orjson.dumps(session_full(session)))
     schemas.Document.model_validate(session.to_dict())
     for message in session.messages:
         schemas.Message.model_validate(message_dict(message))

@@ -6,11 +6,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from holdfast.errors import InvalidArgument, SessionExists, SessionNotFound
 from holdfast.log.events import Draft
 from holdfast.log.ids import checked_id, checked_owner
+from holdfast.loop.crossing import off_thread
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
 from holdfast.server import approvals, bodies, forks, history, keeping, schemas, state
@@ -18,7 +20,7 @@ from holdfast.server.auth import Reader, Who, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.making import NewSession, allowed_work_dir, made_once, own_session, sees
 from holdfast.server.shapes import Serving, SessionId, actor_of, reply, session_full, session_listed
-from holdfast.server.strict import StrictRoute
+from holdfast.server.strict import StrictRoute, goes_straight, query_of
 from holdfast.session import Session
 
 router = APIRouter(route_class=StrictRoute, tags=["sessions"], responses=ERRORS)
@@ -62,31 +64,43 @@ def _opened(who: Who, id: str, options: dict[str, Any]) -> tuple[Session, int]:
     return Session(id, store=who.store, **options), 201 if log is None else 200
 
 
-@router.get("/sessions", operation_id="list_sessions", summary="List sessions", response_model=schemas.SessionPage)
-def list_sessions(
-    who: Reader,
-    user_id: Annotated[str | None, Query(max_length=512, description="Only sessions of this user.")] = None,
-    app_name: Annotated[str | None, Query(max_length=512)] = None,
-    status: Annotated[schemas.Status | None, Query()] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
-) -> Response:
-    """Sessions, newest first. Reads no history, however long it is."""
-    owner = who.owner(checked_owner(user_id, "user_id"))
-    if after is not None:
-        known = who.store.find("session", checked_id(after, "after"))
+class SessionsQuery(BaseModel):
+    """Which sessions are listed."""
+
+    user_id: str | None = Field(default=None, max_length=512, description="Only sessions of this user.")
+    app_name: str | None = Field(default=None, max_length=512)
+    status: schemas.Status | None = None
+    limit: int = Field(default=50, ge=1, le=200)
+    after: str | None = Field(default=None, description="`next` of the page before.")
+
+
+async def _listed(request: Request, who: Who) -> Response:
+    return await off_thread(_page, who, query_of(request, SessionsQuery))
+
+
+def _page(who: Who, query: SessionsQuery) -> Response:
+    owner = who.owner(checked_owner(query.user_id, "user_id"))
+    if query.after is not None:
+        known = who.store.find("session", checked_id(query.after, "after"))
         if known is None or not sees(who, known):
-            raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
+            raise InvalidArgument(f"after={query.after!r} is not a session here: start from the first page")
     found = who.store.sessions(
         user_id=owner,
-        app_name=checked_owner(app_name, "app_name"),
-        status=status,
-        limit=limit + 1,
-        after=after,
+        app_name=checked_owner(query.app_name, "app_name"),
+        status=query.status,
+        limit=query.limit + 1,
+        after=query.after,
     )
-    page = found[:limit]
-    more = page[-1].log.id if len(found) > limit else None
+    page = found[: query.limit]
+    more = page[-1].log.id if len(found) > query.limit else None
     return reply({"sessions": [session_listed(info) for info in page], "next": more})
+
+
+@router.get("/sessions", operation_id="list_sessions", summary="List sessions", response_model=schemas.SessionPage)
+@goes_straight(_listed)
+async def list_sessions(who: Reader, query: Annotated[SessionsQuery, Query()]) -> Response:
+    """Sessions, newest first. Reads no history, however long it is."""
+    return await off_thread(_page, who, query)
 
 
 @router.get(

@@ -83,8 +83,8 @@ def session_listed(info: Info) -> dict[str, Any]:
         "metadata": info.metadata,
         "user_id": log.user_id,
         "app_name": log.app_name,
-        "created_at": moment(log.created_at),
-        "updated_at": moment(info.updated_at),
+        "created_at": to_datetime(log.created_at),  # written by orjson, which is quicker at it
+        "updated_at": to_datetime(info.updated_at),
     }
 
 

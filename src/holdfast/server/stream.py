@@ -24,6 +24,7 @@ from holdfast.loop.stream import to_dict
 from holdfast.models.base import Usage
 from holdfast.server import shapes
 from holdfast.server.errors import error_body, error_response, request_id_of
+from holdfast.server.guard import STRAIGHT
 from holdfast.server.heads import ABORT
 from holdfast.server.limits import Slot
 from holdfast.stores.portable import message_of
@@ -290,7 +291,8 @@ class EventStream(Response):
         server = self._server
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         frames = self._frames(tail)
-        writing = asyncio.ensure_future(self._write(tail, frames, send, request_id_of(scope)))
+        straight: Send = scope.get(STRAIGHT, send)  # what stands between has nothing to say about a frame
+        writing = asyncio.ensure_future(self._write(tail, frames, straight, request_id_of(scope)))
         gone = asyncio.ensure_future(_disconnected(receive))
         self.writing = writing
         self._abort: Callable[[], None] = scope.get("extensions", {}).get(ABORT, {}).get("abort", lambda: None)
@@ -315,14 +317,13 @@ class EventStream(Response):
                 else:
                     out = frames(items) if items else [PING]
                 items.clear()  # while the reader takes its time, it holds as little as can be
-                self._server.metrics.frames_sent.inc(len(out))
+                self._server.frames += len(out)
+                since = now()
                 while out:
-                    self.sending_since = now()
+                    self.sending_since = since
                     await send({"type": "http.response.body", "body": _chunk(out), "more_body": True})
                     self.sending_since = None
-                if frames.over:
-                    break
-                if now() > ends:
+                if frames.over or since > ends:
                     break
         except AgentError as error:
             _, body = error_body(error, request_id)
@@ -349,6 +350,8 @@ async def _disconnected(receive: Receive) -> None:
 
 def _chunk(frames: list[bytes]) -> bytes:
     """Take from the front what is sent at once."""
+    if len(frames) == 1:
+        return frames.pop()
     count, size = 0, 0
     while count < len(frames) and size < CHUNK:
         size += len(frames[count])

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -21,6 +23,8 @@ from holdfast.loop.crossing import off_thread
 from holdfast.server.answers import once
 from holdfast.server.auth import Require, dependency_of
 
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Model = TypeVar("Model", bound=BaseModel)
 MAX_NODES = 10_000
 INLINE = 16 * 1024  # bytes: what is larger is parsed on a thread, and others are served meanwhile
 WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
@@ -62,6 +66,27 @@ class StrictRequest(Request):
             self._json = parse_body(body) if len(body) <= INLINE else await off_thread(parse_body, body)
 
 
+def goes_straight(handler: Callable[[Request, Any], Coroutine[Any, Any, Response]]) -> Callable[[Endpoint], Endpoint]:
+    """For a route that is asked often and takes little: `handler` answers it, and FastAPI only documents the endpoint.
+    What FastAPI does for five query parameters takes as long as reading a page from the store."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        endpoint.straight = handler  # type: ignore[attr-defined]
+        return endpoint
+
+    return mark
+
+
+def query_of(request: Request, kind: type[Model]) -> Model:
+    """The query of a request as a model has it; refused in the words of every other route."""
+    given = dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        problems = [{**each, "loc": ("query", *each["loc"])} for each in error.errors()]
+        raise RequestValidationError(problems) from error
+
+
 class StrictRoute(APIRoute):
     """For every router of the server: `APIRouter(route_class=StrictRoute)`."""
 
@@ -84,6 +109,7 @@ class StrictRoute(APIRoute):
         answer = super().get_route_handler()
         permission = dependency_of(self)
         has_own_answers = getattr(self.endpoint, "own_answers", False)
+        straight = getattr(self.endpoint, "straight", None)
 
         async def handle(received: Request) -> Response:
             request = StrictRequest(received.scope, received.receive, received._send)
@@ -92,6 +118,9 @@ class StrictRoute(APIRoute):
             who = await permission(request) if isinstance(permission, Require) else None
             if b"&" in request.scope["query_string"]:
                 self._refuse_repeated(request.scope["query_string"])
+            if straight is not None:
+                found: Response = await straight(request, who)
+                return found
             if request.method not in WITH_BODY:
                 return await answer(request)
             await request.read()
