@@ -9,7 +9,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import crowds, deltas, footprint, keeping, lookups, loops, peers, report, timing, turns
+from benchmarks import (
+    crowds,
+    deltas,
+    footprint,
+    keeping,
+    lookups,
+    loops,
+    peers,
+    report,
+    serving,
+    serving_readers,
+    serving_takeover,
+    timing,
+    turns,
+)
 from benchmarks.report import Figure
 from benchmarks.timing import Scale
 
@@ -33,6 +47,11 @@ JOBS: dict[str, Callable[[Scale], Iterator[Figure]]] = {
     "sweep": keeping.sweeping,
     "encryption": keeping.encryption,
     "tools": keeping.tool_calls,
+    "messages": serving.messages,
+    "readers": serving_readers.readers,
+    "empty": serving.empty,
+    "takeover": serving_takeover.takeover,
+    "sessions": serving.listing,
 }
 
 

@@ -132,6 +132,7 @@ def test_the_public_names_are_these() -> None:
     expected = {
         "holdfast": PUBLIC,
         "holdfast.aio": PUBLIC,
+        "holdfast.client": ["AsyncClient", "Client"],
         "holdfast.stores": ["MemoryStore", "PostgresStore", "SQLiteStore", "SessionStore"],
         "holdfast.testing": ["FixedIds", "StoreContract", "call", "error"],
         "holdfast.tools": [

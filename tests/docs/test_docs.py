@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from docs.pages import Page
 from holdfast import errors
 from holdfast.cli.main import main
 from holdfast.log.events import VERSIONS
+from kit.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SERVING = [page for page in PAGES if "$ holdfast serve" in page.read_text()]
+CASES = [(page, "sqlite") for page in PAGES] + [(page, "postgres") for page in SERVING]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(("page", "kind"), CASES, ids=[f"{page.name} on {kind}" for page, kind in CASES])
 def test_the_code_on_a_page_runs_and_prints_what_it_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
-    names: dict[str, object] = {"__name__": page.stem}
-    printed = None
-    for language, code in BLOCK.findall(page.read_text()):
-        if language == "python":
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
-                exec(compile(code, str(page), "exec", dont_inherit=True), names)
-            printed = out.getvalue()
-        elif language == "text":
-            assert printed == code, f"{page.name} prints something else than it says"
-            printed = None
-        else:
-            assert language in ("console", "sh"), f"a block of unknown kind in {page.name}: {language}"
-        if language == "python" and "print(" in code:
-            assert printed
-    close = getattr(names.get("store"), "close", None)
-    if close:
-        close()
+    for name in ("HOLDFAST_STORE", "HOLDFAST_TOKEN", "HOLDFAST_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "data"))
+    environment = {}
+    if kind == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        environment["HOLDFAST_STORE"] = server.database()
+    Page(page, tmp_path, environment).run()
 
 
 def test_every_event_type_is_documented() -> None:

@@ -87,6 +87,13 @@ class Server:
         budget = self.catalog.budget_of(store, agent)
         return Part(settings if budget is None else replace(settings, budget=budget), session, found.shape)
 
+    async def runs_left(self, log: Log, run: str) -> None:
+        """Wait until nothing is left to do for a run of this process, so that whoever is told of its end finds all of
+        it done; for a moment, because its thread may hang."""
+        until = self.store.ids.elapsed() + 1.0
+        while self.runs.is_at(run, log.number) and self.store.ids.elapsed() < until:
+            await asyncio.sleep(0.002)
+
     def forget(self, store: Store, log: Log) -> None:
         """A session was redacted or deleted: nothing of it stays in memory, or in the answers that are kept."""
         with self._lock:

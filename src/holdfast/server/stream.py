@@ -33,8 +33,8 @@ from holdfast.worker.feed import PAGE, Feed, Item, Tail
 if TYPE_CHECKING:
     from holdfast.server.app import Server
 
-CHUNK = 64 << 10  # bytes that are handed to a connection at once
-PAGE_BYTES = 64 << 10  # that a reader who catches up holds, about
+CHUNK = 32 << 10  # bytes that are handed to a connection at once
+PAGE_BYTES = 32 << 10  # that a reader who catches up holds, about
 BATCH = 64
 RETRY = 1000  # milliseconds after which a client should come back
 STALLED = 60.0  # seconds in which a reader must take something
@@ -53,7 +53,7 @@ def position_of(text: str | None, after: int | None) -> tuple[int, int]:
 async def follow(feed: Feed, tail: Tail, seq: int, n: int) -> AsyncIterator[list[Item]]:
     """What a log has after a position, then what comes; an empty list now and then while nothing does. It ends when
     the server stops or the session is deleted."""
-    position, limit = -1, 4
+    position, limit = -1, 2
     while not feed.closing:
         if position < tail.start:  # at the beginning, or too slow for what the tail holds
             if seq < tail.base:
@@ -135,7 +135,7 @@ class RunFrames:
     where a reader has a part of it that cannot be gone on with, another message_start says so."""
 
     def __init__(self, tail: Tail, run: str, n: int, sure: bool) -> None:
-        self._tail, self._run = tail, run
+        self._tail, self.run = tail, run
         self._n, self._sure = n, sure  # deltas of this step that the reader has; whether it has all of them
         self.has_begun = False  # this connection was told that the step begins
         self.over = False
@@ -146,7 +146,7 @@ class RunFrames:
             if self.over:
                 break
             if item.event is not None:
-                if item.event.run == self._run:
+                if item.event.run == self.run:
                     found += self._event(item.event)
             elif self._sure and item.n == self._n + 1:
                 if not self._n and not self.has_begun:  # it may have a part of this step, from another server
@@ -181,7 +181,7 @@ class RunFrames:
         return []
 
     def _start(self, step: int, id: str | None) -> bytes:
-        return frame("message_start", {"type": "message_start", "run_id": self._run, "step": step}, id)
+        return frame("message_start", {"type": "message_start", "run_id": self.run, "step": step}, id)
 
     def _step_of(self, seq: int) -> int:
         """Which step is told at this point of the log, to a reader that came in the middle."""
@@ -206,12 +206,12 @@ class RunFrames:
         return [*found, frame("message_delta", delta), frame("message_stop", {"type": "message_stop"}, id)]
 
     def _done(self) -> dict[str, Any]:
-        answer = shapes.run_answer(self._tail.store, self._tail.log, self._run)
+        answer = shapes.run_answer(self._tail.store, self._tail.log, self.run)
         return {
             "type": "done",
             "usage": answer["usage"],
             "steps": answer["steps"],
-            "run_id": self._run,
+            "run_id": self.run,
             "response": answer,
         }
 
@@ -316,6 +316,8 @@ class EventStream(Response):
                     out = await off_thread(frames, items)
                 else:
                     out = frames(items) if items else [PING]
+                if frames.over and isinstance(frames, RunFrames):
+                    await self._server.runs_left(tail.log, frames.run)
                 items.clear()  # while the reader takes its time, it holds as little as can be
                 self._server.frames += len(out)
                 since = now()

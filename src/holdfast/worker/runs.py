@@ -319,6 +319,11 @@ class Runs:
             return True
         return world is not None and world.stopped
 
+    def is_at(self, run: str, number: int) -> bool:
+        """Whether a thread of this process still has something to do for a run: after its end there may be pruning."""
+        running = self._busy.get(number)
+        return running is not None and running.run == run
+
     def is_here(self, run: str, number: int) -> bool:
         """Whether a thread of this process is at the run, or will be."""
         if number in self._queued or number in self._again or number in self._reopened:
