@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from client.conftest import Scripted
-from client.models import Drip
+from client.drip import Drip
 from client.serving import TOKEN, Serving
 from holdfast import Agent, Message, tool
 from holdfast.client import AsyncClient, Client

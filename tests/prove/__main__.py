@@ -15,11 +15,33 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from prove import PROOFS, Proof, Report
 
-MODULES = ("crashes", "storage", "servers", "turns", "simulation", "chaos", "models", "audit", "keeping", "mutants")
+MODULES = (
+    "crashes",
+    "storage",
+    "servers",
+    "turns",
+    "simulation",
+    "chaos",
+    "models",
+    "audit",
+    "keeping",
+    "server_kills",
+    "server_many",
+    "server_races",
+    "server_streams",
+    "server_crowds",
+    "schema",
+    "rawhttp",
+    "matrix",
+    "browsers",
+    "leaks",
+    "mutants",
+)
 SEED = 2026
 SHOWN = 5
 
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of every connection that is cut on purpose
+logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # and it of every request that is none
 
 
 def main() -> int:

@@ -266,6 +266,170 @@ MUTANTS = (
         "too long",
         ("loop.drive", "for again in (True, False):", "for again in iter(lambda: True, None):"),
     ),
+    mutant(
+        "a queued message is shown at once",
+        "queues",
+        (
+            "log.view",
+            "self._close_last(seq - 1)\n        if self.turn is None:\n            self.ranges.append([seq + 1, 0])",
+            "if self.turn is None:\n            pass",
+        ),
+    ),
+    mutant(
+        "an import takes the queue along",
+        "queues",
+        ("log.view", "self.queue = []  # what was to be run there is not run here as well", "pass"),
+    ),
+    mutant(
+        "a fork takes the queue along",
+        "queues",
+        ("log.view", "self.retention, self.queue = 0, []", "self.retention = 0"),
+    ),
+    mutant(
+        "a run that is over stays in the queue",
+        "queues",
+        ("log.view", "self._dequeue(turn.run)  # nothing is left", "pass  # nothing is left"),
+    ),
+    mutant(
+        "a cancelled run stays in the queue",
+        "queues",
+        (
+            "log.view",
+            'elif type == "run.dropped":\n            self._dequeue(run)',
+            'elif type == "run.dropped":\n            pass',
+        ),
+    ),
+    mutant("what may not wait waits", "queues", ("log.view", 'if mode == "reject" and (', "if False and (")),
+    mutant("an interrupt waits like the rest", "queues", ("log.view", 'if mode == "interrupt" else', "if False else")),
+    mutant(
+        "a key names another run each time",
+        "queues",
+        (
+            "worker.runs",
+            "run = store.ids.new() if self.once is None else run_of_key(log, self.once)",
+            "run = store.ids.new()",
+        ),
+    ),
+    mutant(
+        "a cancelled turn may go on writing",
+        "cancelling",
+        ("worker.runs", 'fence = {"epoch": head.epoch, "claim": claim, "release": True}', "fence = {}"),
+    ),
+    mutant(
+        "a turn is begun anew, not taken up",
+        "takeovers",
+        ("worker.runs", "is_open = turn is not None and turn.run == run", "is_open = False"),
+    ),
+    mutant(
+        "what is not finished is not given back",
+        "takeovers",
+        ("worker.runs", "_give_up(running.world)", "pass"),
+    ),
+    mutant(
+        "deltas come before their event",
+        "telling",
+        ("worker.feed", "if told.after > self.last or self._held:", "if False:"),
+    ),
+    mutant(
+        "Last-Event-ID is not looked at",
+        "telling",
+        ("server.stream", "if text is None or not text.strip():", "if True:"),
+    ),
+    mutant(
+        "the last event is told again",
+        "telling",
+        ("server.stream", "(item.seq, item.n) <= (seq, n)", "(item.seq, item.n) < (seq, n)"),
+        ("server.stream", "(item.seq, item.n) > (seq, n)", "(item.seq, item.n) >= (seq, n)"),
+    ),
+    mutant(
+        "one who comes from another server is told again",
+        "telling",
+        ("server.stream", "if items[0].seq <= seq:", "if False:"),
+    ),
+    mutant(
+        "a reply is told again in silence",
+        "cut streams",
+        ("server.stream", "if self._n or not self._sure or not self.has_begun:", "if False:"),
+    ),
+    mutant(
+        "deltas are told again in silence",
+        "cut streams",
+        ("server.stream", "if not self._n and not self.has_begun:", "if False:"),
+    ),
+    mutant(
+        "any Host will do", "pages", ("server.sites", "found is None or found[0] not in self._names", "found is None")
+    ),
+    mutant("any Origin will do", "pages", ("server.sites", "if not is_configured and (len(", "if False and (len(")),
+    mutant("any site will do", "pages", ("server.sites", "sites is not None and not is_configured", "False")),
+    mutant("a form is taken for JSON", "pages", ("server.guard", "and not _is_json(kinds)", "and False")),
+    mutant(
+        "a key opens every tenant",
+        "strangers",
+        ("server.auth", "store=self._store.for_tenant(info.tenant)", "store=self._store"),
+    ),
+    mutant(
+        "a session is open to all users",
+        "strangers",
+        ("server.auth", "if self.user is not None and session.user_id != self.user:", "if False:"),
+    ),
+    mutant(
+        "a list shows everybody's",
+        "strangers",
+        ("server.sessions", "owner = who.owner(checked_owner(", "owner = (checked_owner("),
+    ),
+    mutant(
+        "anybody's session can be compared with",
+        "strangers",
+        (
+            "server.forks",
+            ".compare(who.open(other))",
+            ".compare(type(who.open(session_id)).open(other, store=who.store))",
+        ),
+    ),
+    mutant("a revoked key works", "strangers", ("server.keys", "return self.revoked_at is None and (", "return (")),
+    mutant("an expired key works", "strangers", ("server.keys", "or now < self.expires_at)", "or True)")),
+    mutant(
+        "half a key is enough",
+        "strangers",
+        ("server.keys", "return info if hmac.compare_digest(", "return info if True or hmac.compare_digest("),
+    ),
+    mutant(
+        "who may read may write",
+        "strangers",
+        ("server.auth", "return ROLES.index(self.role)", 'return self.role == "read" or ROLES.index(self.role)'),
+    ),
+    mutant("everybody runs the server", "strangers", ("server.auth", "if not who.is_operator:", "if False:")),
+    mutant(
+        "two users share their keys for requests",
+        "strangers",
+        ("server.answers", "codec.encode([who.user, ", "codec.encode([None, "),
+    ),
+    mutant(
+        "what all share is anybody's to write",
+        "strangers",
+        ("server.state", 'if scope == "app" and who.user is not None', "if False"),
+    ),
+    mutant(
+        "a route is open unless it is closed",
+        "holes",
+        ("server.strict", "if permission is None:", "if False:"),
+    ),
+    mutant(
+        "a session works wherever it likes",
+        "jail",
+        ("server.making", "if real is None or not any(", "if real is None or False and not any("),
+    ),
+    mutant(
+        "a head may come for ever",
+        "patience",
+        ("server.heads", "self._timer = self.loop.call_later(SECONDS, self._late)", "pass"),
+    ),
+    mutant(
+        "a head may be as long as it likes",
+        "patience",
+        ("server.heads", "if self._size > LONGEST:", "if False:"),
+        ("server.heads", "if self._fields > LONGEST:", "if False:"),
+    ),
 )
 
 
@@ -310,13 +474,16 @@ def main(name: str, seed: int) -> None:
     sys.meta_path.insert(0, _Finder(edits))  # type: ignore[arg-type]
     for edit in edits:
         __import__(edit.module)  # a mutant that does not even load proves nothing
-    from properties.detectors import DETECTORS
+    from properties.detectors import DETECTORS as OF_STORES
+    from prove.door_bugs import DETECTORS as OF_DOORS
+    from prove.server_bugs import DETECTORS as OF_SERVERS
 
+    detectors = OF_STORES | OF_SERVERS | OF_DOORS
     print(json.dumps("ready"), flush=True)
     found: dict[str, list[str]] = {}
     for detector in sorted({one.detector for one in chosen or MUTANTS}):
         try:
-            found[detector] = DETECTORS[detector](seed)
+            found[detector] = detectors[detector](seed)
         except Exception as error:
             found[detector] = [f"raised {error!r}"]
     print(json.dumps(found), flush=True)
@@ -325,7 +492,7 @@ def main(name: str, seed: int) -> None:
 # -- the proof ---------------------------------------------------------------------------------------------------------
 
 
-@proof("B23", ci=100, long=100)
+@proof("B23", ci=200, long=200)
 def mutants(size: int, seed: int) -> Report:
     """Every seeded bug is caught by the proof made for it, and nothing is caught where there is none."""
     chosen = MUTANTS[:size]
