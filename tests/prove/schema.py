@@ -196,7 +196,7 @@ def _complaints(event: Any) -> Iterator[str]:
                 yield f"{event.label}: {check.name}: {failure.title}: {failure.message[:600]} ({sample[:600]})"
 
 
-@proof("B11", ci=1_500, long=100_000)
+@proof("B11", ci=1_000, long=100_000)
 def conformance(size: int, seed: int) -> Report:
     """Every operation of the OpenAPI document, with values that fit and values that do not."""
     with scratch(memory=True) as directory, House(directory) as house:

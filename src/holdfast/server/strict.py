@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.routing import Match
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import BodyTooLarge, Forbidden, InvalidArgument
 from holdfast.log import codec
@@ -96,6 +96,18 @@ class StrictRoute(APIRoute):
             return Match.NONE, {}
         return super().matches(scope)
 
+    async def go_straight(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer without FastAPI, under the same rules."""
+        assert self.straight is not None
+        if not isinstance(self._permission, Require):
+            raise Forbidden("this address declares no permission, so nobody has it")
+        request = Request(scope, receive, send)
+        who = await self._permission(request)
+        if b"&" in scope["query_string"]:
+            self._refuse_repeated(scope["query_string"])
+        response: Response = await self.straight(request, who)
+        await response(scope, receive, send)
+
     def _refuse_repeated(self, query: bytes) -> None:
         """A parameter given twice: which one is meant? Only those that are lists may be."""
         several = {each.alias for each in self.dependant.query_params if "list[" in str(each.field_info.annotation)}
@@ -109,7 +121,7 @@ class StrictRoute(APIRoute):
         answer = super().get_route_handler()
         permission = dependency_of(self)
         has_own_answers = getattr(self.endpoint, "own_answers", False)
-        straight = getattr(self.endpoint, "straight", None)
+        self._permission, self.straight = permission, getattr(self.endpoint, "straight", None)
 
         async def handle(received: Request) -> Response:
             request = StrictRequest(received.scope, received.receive, received._send)
@@ -118,9 +130,6 @@ class StrictRoute(APIRoute):
             who = await permission(request) if isinstance(permission, Require) else None
             if b"&" in request.scope["query_string"]:
                 self._refuse_repeated(request.scope["query_string"])
-            if straight is not None:
-                found: Response = await straight(request, who)
-                return found
             if request.method not in WITH_BODY:
                 return await answer(request)
             await request.read()

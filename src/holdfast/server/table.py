@@ -13,6 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
+from holdfast.server.strict import StrictRoute
+
 Shape = tuple[str, int, str]
 ANY = "{}"
 
@@ -38,7 +40,10 @@ class RouteTable:
                     if match == Match.FULL:
                         scope["router"], scope["route"] = self._router, route
                         scope.update(found)
-                        await route.handle(scope, receive, send)
+                        if isinstance(route, StrictRoute) and route.straight is not None:
+                            await route.go_straight(scope, receive, send)
+                        else:
+                            await route.handle(scope, receive, send)
                         return
             self._refuse_method(scope)
         await self._router.app(scope, receive, send)

@@ -23,6 +23,7 @@ from holdfast.stores.base import Log, Store
 
 HELD = 2000  # events and deltas that a tail keeps for readers that are a little behind
 PAGE = 100
+SOON = 0.002  # seconds until readers are woken: a last word and the event it belongs to are sent together
 LINGER = 10.0  # seconds that a tail stays after its last reader
 HELD_BYTES = 1 << 20  # of durable events, about; more is read from the log again
 
@@ -61,7 +62,7 @@ class Tail:
         self._held: deque[Told] = deque()  # deltas whose event was not read yet
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
-        self._again = False
+        self._again = self._is_waking = False
         self._bytes = 0
 
     @property
@@ -75,6 +76,7 @@ class Tail:
         return future
 
     def wake(self) -> None:
+        self._is_waking = False
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
@@ -99,8 +101,9 @@ class Tail:
             self.start += 1
             if dropped.event is not None:
                 self.base = dropped.seq
-        if self._waiting:
-            self.wake()
+        if self._waiting and not self._is_waking:
+            self._is_waking = True
+            self.feed.loop.call_later(SOON, self.wake)
 
     def refresh(self) -> None:
         """Read what is new in the log; one reading at a time."""
