@@ -1009,7 +1009,7 @@ _hidden = Agent(provider="echo")
 def test_a_file_defines_agents_and_tools(tmp_path: Path) -> None:
     path = tmp_path / "app.py"
     path.write_text(APP)
-    agents, tools = load_app(str(path))
+    agents, tools, _ = load_app(str(path))
     assert list(agents) == ["support", "Sales"]
     assert set(tools) == {"shout", "inner", "read_file"}
     assert list(load_app(f"{path}:support")[0]) == ["support"]

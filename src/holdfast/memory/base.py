@@ -30,7 +30,7 @@ MAX_LIMIT = 1000
 class Source:
     """Where a memory came from: a session, and the events of it that say so."""
 
-    session: str
+    session_id: str
     seqs: tuple[int, ...] = ()
 
 
@@ -108,7 +108,7 @@ def remembered(data: Mapping[str, Any], at: int, score: float | None = None) -> 
         kind=data["kind"],
         confidence=data["confidence"],
         expires_at=None if expires is None else to_datetime(expires),
-        source=None if source is None else Source(session=source["session"], seqs=seqs_of(source)),
+        source=None if source is None else Source(session_id=source["session"], seqs=seqs_of(source)),
         created_at=to_datetime(data.get("created", at)),
         updated_at=to_datetime(data.get("updated", at)),
         score=score,

@@ -350,6 +350,32 @@ class Facts(Sent):
     facts: list[Fact]
 
 
+class Source(Sent):
+    session_id: str
+    seqs: list[Number]
+
+
+class Memory(Sent):
+    key: str
+    text: str
+    kind: str
+    confidence: float
+    expires_at: Time | None
+    source: Source | None
+    created_at: Time
+    updated_at: Time
+    score: float | None = Field(description="How well it fits; null where nothing was searched.")
+
+
+class Memories(Sent):
+    memories: list[Memory]
+
+
+class MemoryPage(Sent):
+    memories: list[Memory]
+    next: str | None
+
+
 class Pending(Sent):
     """A call that waits for a person."""
 
