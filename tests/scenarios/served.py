@@ -17,6 +17,7 @@ import holdfast
 from client.serving import TOKEN, Serving
 from holdfast.client import Client
 from holdfast.client.calls import Call
+from holdfast.client.memory import RemoteMemory
 from holdfast.client.session import RemoteSession
 from holdfast.stores.base import Log, Store
 
@@ -122,10 +123,27 @@ def _agent_for(door: Door) -> Any:
     return Agent
 
 
+def _memory_for(door: Door) -> Any:
+    class Memory(RemoteMemory):
+        """What `Memory` means in a scenario: that of the server, which finds things as the scenario wishes."""
+
+        def __init__(self, service: Any = None, *, store: Store) -> None:
+            assert store is door.store
+            super().__init__(door.client._wire)
+            door.serving.server.memory = holdfast.Memory(service)
+
+        def ingest_from_session(self, session: Any, *, model: Any = None) -> Any:
+            return super().ingest_from_session(session, model=None if model is None else door.known(model))
+
+    return Memory
+
+
 def enter(door: Door, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the names of a scenario's module lead to the server."""
     monkeypatch.setattr(module, "Session", door.session)
     monkeypatch.setattr(module, "Agent", door.agent)
+    if hasattr(module, "Memory"):
+        monkeypatch.setattr(module, "Memory", _memory_for(door))
 
 
 # What a scenario needs that no server can give it, and the scenarios that do.
