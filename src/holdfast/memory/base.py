@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidArgument, InvalidId
 from holdfast.log import codec
 from holdfast.log.events import to_datetime
 from holdfast.log.ids import checked_name
@@ -128,7 +128,11 @@ def seqs_of(source: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def checked_key(key: object) -> str:
-    return checked_name(key, "the key of a memory")
+    """1 to 512 bytes on one line: a key is shown in prompts and stands in addresses."""
+    found = checked_name(key, "the key of a memory")
+    if min(found) < " " or "\x7f" in found:
+        raise InvalidId(f"the key of a memory, {key!r}, has a line end or a control character: leave it out")
+    return found
 
 
 def checked_text(text: object) -> str:

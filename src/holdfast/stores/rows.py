@@ -104,7 +104,8 @@ def session_columns(changed: dict[str, Any], key: DataKey | None = None) -> dict
 
 def searchable(row: Row) -> str:
     """The words of an event's text, as the index wants them: those of a message as they are, those of a memory and its
-    key by their stems."""
+    key by their stems. An index has to be told them again to forget them, so whoever changes what comes out here
+    empties the indexes by a migration."""
     event = Event(row)
     if event.erased:
         return ""
