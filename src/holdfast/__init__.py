@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.agent import Agent
     from holdfast.entity import Entity
+    from holdfast.flow.runner import Runner
     from holdfast.log.messages import File, Image, Message
     from holdfast.loop.mcp import MCPServer
     from holdfast.loop.response import Response
@@ -30,6 +31,7 @@ __all__ = [
     "MCPServer",
     "Message",
     "Response",
+    "Runner",
     "Session",
     "ToolContext",
     "Usage",
@@ -47,6 +49,7 @@ _HOMES = {
     "MCPServer": "loop.mcp",
     "Message": "log.messages",
     "Response": "loop.response",
+    "Runner": "flow.runner",
     "Session": "session",
     "ToolContext": "loop.tools",
     "Usage": "models.base",
