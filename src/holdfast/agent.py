@@ -29,8 +29,8 @@ class Agent(Askable):
         agent = Agent(provider="openai", model="gpt-4o", tools=[get_user_orders])
         agent.session().run("What did I order?")
 
-    With `handoffs=[billing, tech]` its model can hand the conversation to another agent, which sees all of it and has it
-    from then on. With `memory=` what is remembered about the question is put before the model.
+    With `handoffs=[billing, tech]` its model can hand the conversation to another agent, which sees all of it and has
+    it from then on. With `memory=` what is remembered about the question is put before the model.
 
     Without a model it is the configured default (`HOLDFAST_MODEL`). `instructions` (or `system`) may name state:
     "Improve: {draft}".

@@ -315,8 +315,8 @@ class TurnCancelled(TurnFailed):
 
 
 class RoutingError(TurnFailed):
-    """Nobody could answer: every agent that was asked failed, or a model chose one that is not there. `causes` says why,
-    one by one."""
+    """Nobody could answer: every agent that was asked failed, or a model chose one that is not there. `causes` says
+    why, one by one."""
 
     code = "routing_failed"
 

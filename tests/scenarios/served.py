@@ -187,5 +187,7 @@ def reason_against(request: pytest.FixtureRequest) -> str | None:
     """Why a scenario does not run over HTTP; None if it does."""
     if "clock" in request.fixturenames:
         return CLOCK
+    if hasattr(request.module, "NOT_SERVED"):
+        return str(request.module.NOT_SERVED)
     node = request.node
     return next((why for why, names in NOT_OVER_HTTP.items() if {node.name, node.originalname} & {*names}), None)

@@ -21,8 +21,8 @@ class LoopAgent(Flow):
     LoopAgent(name="writing", max_iterations=3, condition=lambda output: "good" not in output.text,
               sub_agents=[writer, reviewer])
 
-    `condition`, a function or a coroutine function, sees the last response of each full round and says whether to go on.
-    An agent with the tool `exit_loop` can end the loop itself. Reaching `max_iterations` is a normal end.
+    `condition`, a function or a coroutine function, sees the last response of each full round and says whether to go
+    on. An agent with the tool `exit_loop` can end the loop itself. Reaching `max_iterations` is a normal end.
     """
 
     def __init__(

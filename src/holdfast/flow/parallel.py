@@ -17,8 +17,8 @@ class ParallelAgent(Flow):
     ParallelAgent(name="views", sub_agents=[optimist, sceptic], max_concurrency=4).run("Should we?")
 
     What they did stands in their order, whoever was faster; the answer is their texts one after the other. The first
-    error stops the others and fails the run; with `on_error="collect"` the others go on, and the conversation is told who
-    could not answer. If nobody could, it is a `RoutingError`.
+    error stops the others and fails the run; with `on_error="collect"` the others go on, and the conversation is told
+    who could not answer. If nobody could, it is a `RoutingError`.
     """
 
     def __init__(

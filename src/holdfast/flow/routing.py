@@ -49,9 +49,7 @@ class RoutingAgent(Flow):
         session: Any = None,  # noqa: ANN401
         **options: Any,  # noqa: ANN401 - those of the agent that decides: model, provider, api_key, ...
     ) -> None:
-        super().__init__(
-            sub_agents, name=name, description=description, timeout=timeout, store=store, session=session
-        )
+        super().__init__(sub_agents, name=name, description=description, timeout=timeout, store=store, session=session)
         self._places = self._named()
         self._default = None if default is None else self._place_of(default)
         lines = [f"- {each.name}: {each.description or 'no description'}" for each in self.sub_agents]
@@ -91,7 +89,9 @@ class _Names(OutputShape):
         by_case = {name.casefold(): place for name, place in self._places.items()}
         if said.casefold() in by_case:
             return by_case[said.casefold()]
-        named = {place for name, place in by_case.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said.casefold())}
+        named = {
+            place for name, place in by_case.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said.casefold())
+        }
         if len(named) == 1:
             return named.pop()
         raise BadOutput(f"{said[:80]!r} is none of {', '.join(self._places)}")
@@ -103,9 +103,10 @@ class Router(Flow):
         router = Router([main, spare], strategy="fallback")
         router.session("user-1").run("Hello")
 
-    When that one fails (its provider is down, it comes to no end), the conversation moves to the next, history and all,
-    and stays there. `strategy` says who gets a new conversation: "fallback" the first, "round_robin" one after the other,
-    or a function of the message and the agents that names one. If all fail it is a `RoutingError` with each cause.
+    When that one fails (its provider is down, it comes to no end), the conversation moves to the next, history and
+    all, and stays there. `strategy` says who gets a new conversation: "fallback" the first, "round_robin" one after
+    the other, or a function of the message and the agents that names one. If all fail it is a `RoutingError` with
+    each cause.
     """
 
     def __init__(

@@ -38,29 +38,49 @@ class Runner:
         return found if found is not None else self.agent._own()
 
     def run(
-        self, message: str | Message | Mapping[str, Any], *, session: Session | None = None, **options: Any  # noqa: ANN401
+        self,
+        message: str | Message | Mapping[str, Any],
+        *,
+        session: Session | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> Response:
         """Ask, and wait for the answer. Takes what `Session.run` takes."""
         return self._in(session).run(message, agent=self.agent, **options)
 
     async def run_async(
-        self, message: str | Message | Mapping[str, Any], *, session: Session | None = None, **options: Any  # noqa: ANN401
+        self,
+        message: str | Message | Mapping[str, Any],
+        *,
+        session: Session | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> Response:
         return await self._in(session).run_async(message, agent=self.agent, **options)
 
     def stream(
-        self, message: str | Message | Mapping[str, Any], *, session: Session | None = None, **options: Any  # noqa: ANN401
+        self,
+        message: str | Message | Mapping[str, Any],
+        *,
+        session: Session | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> Iterator[StreamEvent]:
         """Ask, and see what happens as it happens; each event has the name of its agent."""
         return self._in(session).stream(message, agent=self.agent, **options)
 
     def stream_async(
-        self, message: str | Message | Mapping[str, Any], *, session: Session | None = None, **options: Any  # noqa: ANN401
+        self,
+        message: str | Message | Mapping[str, Any],
+        *,
+        session: Session | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> AsyncStream:
         return self._in(session).stream_async(message, agent=self.agent, **options)
 
     def run_stream(
-        self, message: str | Message | Mapping[str, Any], *, session: Session | None = None, **options: Any  # noqa: ANN401
+        self,
+        message: str | Message | Mapping[str, Any],
+        *,
+        session: Session | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> Iterator[Message]:
         """Ask, and get each message of the run as soon as it is stored, with its author: replies, and results of tools.
         Leaving early cancels the run."""
@@ -75,7 +95,11 @@ class Runner:
             events.close()  # type: ignore[attr-defined]
 
     async def run_stream_async(
-        self, message: str | Message | Mapping[str, Any], *, session: Session | None = None, **options: Any  # noqa: ANN401
+        self,
+        message: str | Message | Mapping[str, Any],
+        *,
+        session: Session | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> AsyncIterator[Message]:
         found = self._in(session)
         news = await off_thread(_News, found)

@@ -1,8 +1,9 @@
 """Places in a flow: which agent of several a part of a turn belongs to.
 
-A path is digits and marks: `1` is the second agent of a flow, `1/0` the first one of a flow inside of it, `2.0` the first
-one of a loop's third round, `1+1` whoever `1` handed over to. The branch of an event is the path of the agent, of several
-that work at the same time, under which it happened. Paths in their order are the order of the conversation.
+A path is digits and marks: `1` is the second agent of a flow, `1/0` the first one of a flow inside of it, `2.0` the
+first one of a loop's third round, `1+1` whoever `1` handed over to. The branch of an event is the path of the agent,
+of several that work at the same time, under which it happened. Paths in their order are the order of the
+conversation.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ _LIFE = {
 MAX_QUEUE = 1000  # runs that wait for their turn; a server may set a lower limit
 MAX_CUTS = 32  # prunes and compactions that can be undone; older ones stay as they are
 TURN_ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
-# Events that come from somebody at work: whoever worked at the same time inside of that is over. Waiting for a person and
-# being resumed are not among them, nor is making room.
+# Events that come from somebody at work: whoever worked at the same time inside of that is over. Waiting for a person
+# and being resumed are not among them, nor is making room.
 JOINING = frozenset(
     (
         *(type for type in MESSAGE_TYPES if type != "summary.added"),

@@ -14,7 +14,8 @@ from holdfast.loop.work import Call
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Append these events of the agent at `path`, in one commit; with `last` the lease is given back in the same one."""
+    """Append these events of the agent at `path`, in one commit; with `last` the lease is given back in the same
+    one."""
 
     drafts: list[Draft]
     path: str
@@ -58,7 +59,8 @@ class Ran:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enter:
     """Get an agent ready: append what those before it left, which its instructions may read, and prepare its prompt.
-    Before the first append of a turn nothing is appended. Answered with its `Rules` and with what is still to append."""
+    Before the first append of a turn nothing is appended. Answered with its `Rules` and with what is still to
+    append."""
 
     settings: Settings
     path: str

@@ -201,7 +201,8 @@ class Leg:
         self.world.refuse_stopped()
 
     def stop(self) -> None:
-        """Nobody waits for this agent any more: it ends at the next word of its model, or as soon as it waits for tools."""
+        """Nobody waits for this agent any more: it ends at the next word of its model, or as soon as it waits for
+        tools."""
         self.halted = True
         if self.batch is not None:
             self.batch.stop()

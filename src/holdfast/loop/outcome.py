@@ -61,12 +61,11 @@ def outcome_of(store: Store, log: Log, run: str) -> Outcome | None:
     if not events:
         return None
     found = _told(run, events, view_of(head.view))
-    if found.status in ("finished", "waiting"):
-        if not any(event.erased for event in events):
-            trail = read_trail(store, log, run, events)
-            schema = trail.root.options.get("schema")
-            trail.root.shape = None if schema is None else OutputShape(schema)
-            found.response = response_of(trail)
+    if found.status in ("finished", "waiting") and not any(event.erased for event in events):
+        trail = read_trail(store, log, run, events)
+        schema = trail.root.options.get("schema")
+        trail.root.shape = None if schema is None else OutputShape(schema)
+        found.response = response_of(trail)
     return found
 
 

@@ -21,7 +21,8 @@ def has_others(messages: Sequence[Message], name: str | None) -> bool:
 
 
 def presented(messages: Sequence[Message], name: str | None) -> list[Message]:
-    """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has them."""
+    """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has
+    them."""
     if not has_others(messages, name):
         return list(messages)
     found: list[Message] = []
@@ -38,7 +39,9 @@ def presented(messages: Sequence[Message], name: str | None) -> list[Message]:
         parts: list[Part] = [Text("\n".join(lines))] if lines else []
         parts += [part for part in message.parts if isinstance(part, Image | File)]
         if parts:
-            found.append(Message("user", parts, metadata=message.metadata, created_at=message.created_at, seq=message.seq))
+            found.append(
+                Message("user", parts, metadata=message.metadata, created_at=message.created_at, seq=message.seq)
+            )
     return found
 
 

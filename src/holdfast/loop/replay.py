@@ -166,7 +166,8 @@ class _Failed(Exception):
 
 
 def recorded_tools(tools: Mapping[str, Tool], results: Mapping[str, list[tuple[str, bool]]]) -> dict[str, Tool]:
-    """The agent's tools, giving what they gave then and doing nothing. What the loop answers itself it answers again."""
+    """The agent's tools, giving what they gave then and doing nothing. What the loop answers itself it answers
+    again."""
     left = {name: list(items) for name, items in results.items()}
 
     def recorded(tool: Tool) -> Tool:
@@ -224,7 +225,19 @@ def _acts(events: Sequence[Event]) -> list[Event]:
 def _essence(event: Event) -> dict[str, Any]:
     """What an event did: without numbers, times, and what a raised error's text adds."""
     data = dict(event.data)
-    for name in ("step", "from", "upto", "tokens", "pinned", "shortened", "usage", "whole", "unknown", "response_id", "session"):
+    for name in (
+        "step",
+        "from",
+        "upto",
+        "tokens",
+        "pinned",
+        "shortened",
+        "usage",
+        "whole",
+        "unknown",
+        "response_id",
+        "session",
+    ):
         data.pop(name, None)
     if event.type == "tool.returned":
         part = data["message"]["parts"][0]

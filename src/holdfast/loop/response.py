@@ -27,8 +27,8 @@ class Pending:
 class Response:
     """The answer to a question: `text`, or `output` where a shape was asked for; and what it took.
 
-    `status` is "finished", or "waiting" when a person has to decide about the calls in `pending`. The fields of `output`
-    can be read here too: `response.category`.
+    `status` is "finished", or "waiting" when a person has to decide about the calls in `pending`. The fields of
+    `output` can be read here too: `response.category`.
     """
 
     text: str = ""

@@ -1,7 +1,8 @@
 """How far a turn is: the fold of its events, agent by agent.
 
-A turn of one agent has one leg. In a flow every agent has its own, named by its place, and after a handoff whoever takes
-over has one too. What an agent sees of the turn is what stands before its place, and is not at work at the same time.
+A turn of one agent has one leg. In a flow every agent has its own, named by its place, and after a handoff whoever
+takes over has one too. What an agent sees of the turn is what stands before its place, and is not at work at the same
+time.
 """
 
 from __future__ import annotations
@@ -96,10 +97,7 @@ class Trail:
     def call_ids(self) -> set[str]:
         """Of every call that the turn made: none is used twice, so that a person can name one."""
         return {
-            call.id
-            for work in list(self.legs.values())
-            for message in list(work.own)
-            for call in message.tool_calls
+            call.id for work in list(self.legs.values()) for message in list(work.own) for call in message.tool_calls
         }
 
     def seen_by(self, path: str) -> list[Message]:

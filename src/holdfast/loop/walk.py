@@ -1,7 +1,8 @@
-"""Who is asked when: walks a plan, from its beginning or from wherever a crash cut it. Pure, like the loop it is made of.
+"""Who is asked when: walks a plan, from its beginning or from wherever a crash cut it. Pure, like the loop it is made
+of.
 
-Every agent has a path. One that the log says is over is not asked again; one that is not goes on from its own events. So
-a flow is resumed by walking it once more, and there is nothing else to remember.
+Every agent has a path. One that the log says is over is not asked again; one that is not goes on from its own events.
+So a flow is resumed by walking it once more, and there is nothing else to remember.
 """
 
 from __future__ import annotations
@@ -314,8 +315,8 @@ def _problem(trail: Trail, path: str) -> str | None:
 
 
 def is_of_the_agent(error: Exception) -> bool:
-    """Whether somebody else may do better: its model failed, or could not come to an end. What is about the session, the
-    budget or the store is not."""
+    """Whether somebody else may do better: its model failed, or could not come to an end. What is about the session,
+    the budget or the store is not."""
     ours = (ProviderError, ScriptExhausted, MaxStepsExceeded, SchemaValidationError, RoutingError)
     return isinstance(error, ours) or not isinstance(error, AgentError)
 

@@ -163,7 +163,7 @@ class RunFrames:
         return not self.has_begun or any(item.event is not None for item in items)
 
     def _event(self, event: Event) -> list[bytes]:
-        type, data, id = event.type, event.data, str(event.seq)
+        type, id = event.type, str(event.seq)
         if type == "model.called":
             self._n, self._sure, self.has_begun = 0, True, True
             return [self._start(event, id)]
