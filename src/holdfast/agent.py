@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from holdfast.askable import Askable
 from holdfast.errors import InvalidArgument
 from holdfast.loop.settings import Plan, Settings
 from holdfast.session import Session
-from holdfast.stores.base import SessionStore, Store
+from holdfast.stores.base import Log, SessionStore, Store
 from holdfast.stores.opening import open_store
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Agent(Askable):
             extract=self.extract,
             handoffs={each.name or "": each.plan for each in self.handoffs},
             member=self._member if self.handoffs else None,
-            recall=None if memory is None else lambda log, *about: memory.for_prompt(log.user_id, log.app_name, *about),
+            recall=None if memory is None else partial(_recalled, memory),
             options=self._options,
         )
 
@@ -135,6 +136,11 @@ class Agent(Askable):
             seen.append(each)
             waiting += getattr(each, "handoffs", ())
         return None
+
+
+def _recalled(memory: Memory, store: Store, log: Log, question: str, room: int) -> str:
+    """What is remembered about a question, for the user and the app of the session that it is asked in."""
+    return memory.for_prompt(log.user_id, log.app_name, question, room, store=store)
 
 
 def _transfers(agent: Agent) -> dict[str, Tool]:

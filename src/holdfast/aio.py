@@ -10,16 +10,19 @@ from holdfast import (
     File,
     Image,
     Interrupt,
+    KeywordMemoryService,
     LanguageModel,
     MCPServer,
     Message,
     Response,
     ToolContext,
     Usage,
+    VectorMemoryService,
     tool,
 )
 from holdfast.agent import Agent as _Agent
 from holdfast.flow.runner import Runner as _Runner
+from holdfast.remembering import Memory as _Memory
 from holdfast.session import Session as _Session
 from holdfast.stores.memory import MemoryStore
 
@@ -30,14 +33,17 @@ __all__ = [
     "File",
     "Image",
     "Interrupt",
+    "KeywordMemoryService",
     "LanguageModel",
     "MCPServer",
+    "Memory",
     "Message",
     "Response",
     "Runner",
     "Session",
     "ToolContext",
     "Usage",
+    "VectorMemoryService",
     "tool",
 ]
 
@@ -66,6 +72,17 @@ class Session(_Session):
     send_message = _Session.send_message_async  # type: ignore[assignment]
     stream = _Session.stream_async  # type: ignore[assignment]
     verify = _Session.verify_async  # type: ignore[assignment]
+
+
+class Memory(_Memory):
+    """A memory whose methods are awaited: `await memory.search("...")`."""
+
+    forget = _Memory.forget_async  # type: ignore[assignment]
+    ingest_from_session = _Memory.ingest_from_session_async  # type: ignore[assignment]
+    list = _Memory.list_async  # type: ignore[assignment]
+    recall = _Memory.recall_async  # type: ignore[assignment]
+    search = _Memory.search_async  # type: ignore[assignment]
+    store = _Memory.store_async  # type: ignore[assignment]
 
 
 class Agent(_Agent):

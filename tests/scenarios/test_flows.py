@@ -839,9 +839,9 @@ def test_a_cancelled_model_of_a_flow_is_not_a_failure_of_an_agent(store: Store) 
         (lambda: SequentialAgent(["a"]), "a str is none"),
         (lambda: SequentialAgent(scripted("a", "x")), "takes a list"),
         (lambda: LoopAgent([scripted("a", "x")], max_iterations=0), "max_iterations=0"),
-        (lambda: LoopAgent([scripted("a", "x")], condition="no"), "condition="),
+        (lambda: LoopAgent([scripted("a", "x")], condition="no"), "condition="),  # type: ignore[arg-type]
         (lambda: ParallelAgent([scripted("a", "x")], max_concurrency=0), "max_concurrency=0"),
-        (lambda: ParallelAgent([scripted("a", "x")], on_error="ignore"), "on_error='ignore'"),
+        (lambda: ParallelAgent([scripted("a", "x")], on_error="ignore"), "on_error='ignore'"),  # type: ignore[arg-type]
         (lambda: Router([scripted("a", "x"), scripted("a", "y")]), "two agents"),
         (lambda: Router([scripted(None, "x")]), "need names"),
     ],

@@ -70,6 +70,9 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "agent.assigned",
         "loop.ended",
         "entity.created",
+        "memory.stored",
+        "memory.forgotten",
+        "memory.ingested",
         "sweep.planned",
         "sweep.finished",
     ),
@@ -80,6 +83,7 @@ VERSIONS: dict[str, int] = dict.fromkeys(
 UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "tool.returned", "summary.added")
+INDEXED_TYPES = (*MESSAGE_TYPES, "memory.stored")  # those whose words can be searched
 COMMITMENT = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
 
 

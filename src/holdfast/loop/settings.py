@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.loop.tools import Tool
     from holdfast.models.base import Model
     from holdfast.policy.budget import Budget
-    from holdfast.stores.base import Log
+    from holdfast.stores.base import Log, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Settings:
     extract: Callable[[Response], Any] | None = None
     handoffs: Mapping[str, Callable[[], Plan]] = field(default_factory=dict)  # by name; asked when it comes to it
     member: Callable[[str], Plan | None] | None = None  # whom the conversation can get to by handoffs, by name
-    recall: Callable[[Log, str, int], str] | None = None  # what is remembered about a question, within so many bytes
+    recall: Callable[[Store, Log, str, int], str] | None = None  # what is remembered about a question, in so many bytes
     condenses: bool = True  # whether the session's own strategy may make room in a prompt
     budget: Budget | None = None  # of a session that has none of its own
     options: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens, stop, tool_choice
