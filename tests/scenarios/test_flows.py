@@ -383,6 +383,13 @@ def test_agents_at_once_do_not_see_each_other_and_are_joined_in_order(store: Sto
     sound(session)
 
 
+def test_agents_at_once_do_not_see_each_other_even_if_they_are_asked_in_turn(store: Store, ask: Ask) -> None:
+    first, second = Seen("one"), Seen("two")
+    session = Session(store=store)
+    ask(session, "go", agent=ParallelAgent([first.agent("a"), second.agent("b")], max_concurrency=1))
+    assert (first.heard(), second.heard()) == ([("user", "go")], [("user", "go")])
+
+
 def test_the_answer_of_agents_at_once_is_all_of_theirs(store: Store, ask: Ask) -> None:
     inner = ParallelAgent([scripted("b", "2"), scripted("c", "3")])
     session = Session(store=store)
