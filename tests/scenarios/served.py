@@ -165,6 +165,10 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
         "test_auto_prune_of_awaited_messages",
         "test_an_immutable_session_refuses_awaited_changes_as_well",
     ),
+    "a memory takes in sessions of its own process; the client asks its server to": (
+        "test_memory_of_a_session_is_there_in_the_next_one",
+    ),
+    "flows are not served by name yet": ("test_every_agent_of_a_flow_may_have_a_memory",),
     "entities are not served": (
         "test_an_entity_has_one_writer_at_a_time",
         "test_an_entity_is_saved_on_success_only",
