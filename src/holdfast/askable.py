@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import AgentError, InvalidArgument, TurnCancelled
+from holdfast.log.ids import session_of_call
 from holdfast.log.messages import Message
 from holdfast.log.view import view_of
 from holdfast.session import Session
@@ -99,7 +99,7 @@ def _called(agent: Askable, request: str, ctx: ToolContext, budget: Budget | Map
 
     caller: Session = ctx.session
     session = Session(
-        call_id(ctx.idempotency_key),
+        session_of_call(ctx.idempotency_key),
         agent=agent,
         store=caller.store,
         user_id=caller.user_id,
@@ -107,6 +107,7 @@ def _called(agent: Askable, request: str, ctx: ToolContext, budget: Budget | Map
         metadata={"caller": caller.id, "agent": agent.name},
         work_dir=caller.work_dir,
         budget=budget,
+        retention=caller.retention,  # it is kept as the conversation is that it belongs to
     )
     token, is_error = METER.set(ctx._meter), False
     try:
@@ -152,8 +153,3 @@ def _asked(session: Session, request: str, ctx: ToolContext, *, is_open: bool) -
     if response is None:
         raise TurnCancelled
     return response
-
-
-def call_id(key: str) -> str:
-    """The id of the session that a call of an agent has."""
-    return "call-" + sha256(key.encode()).hexdigest()[:32]

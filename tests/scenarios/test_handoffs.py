@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast import Agent, Budget, Message, Session, tool
 from holdfast.errors import (
     BudgetExceeded,
@@ -305,3 +306,41 @@ def test_a_person_is_asked_for_what_a_called_agent_wants(store: Store, way: str)
     response = resuming(way)(session)
     assert response is not None
     assert (response.text, child.messages[-1].text) == ("All done.", "It is paid.")
+
+
+def test_what_a_called_agent_was_told_goes_with_what_it_was_told_from(store: Store, ask: Ask) -> None:
+    helper = scripted("helper", "Noted.", "Noted.")
+    secret = {"request": "The secret is Quintessa."}
+    boss = scripted("boss", call("helper", secret), "Fine.", call("helper", secret), "Fine.", tools=[helper.as_tool()])
+    session = boss.session(store=store, user_id="alice")
+    ask(session, "One.")
+    ask(session, "Two.")
+    children = [each for each in Session.list(store=store, user_id="alice") if each.id != session.id]
+    assert len(children) == 2
+    first = session.events(types="tool.called")[0]
+    session.redact(first.seq, reason="asked")
+    assert [each.status for each in children] == ["active", "erased"]  # the newest is listed first
+    session.erase(reason="asked", actor="dpo")
+    assert [each.status for each in children] == ["erased", "erased"]
+    assert all(each.verify() for each in children)
+
+
+def test_a_called_agent_is_kept_as_its_caller_is(store: Store, ask: Ask) -> None:
+    boss = scripted("boss", call("helper", {"request": "x"}), "y", tools=[scripted("helper", "1").as_tool()])
+    session = boss.session(store=store, user_id="alice", retention={"ttl_days": 30})
+    ask(session, "go")
+    (child,) = [each for each in Session.list(store=store, user_id="alice") if each.id != session.id]
+    assert child.retention == session.retention
+    assert child.retention is not None
+
+
+def test_a_document_says_who_has_the_conversation(store: Store, ask: Ask) -> None:
+    triage, _ = desk(triage=Seen(call("transfer_to_billing")), billing=Seen("5 euros.", "Still me."))
+    session = triage.session(store=store)
+    ask(session, "My bill?")
+    data = session.to_dict()
+    assert data["active_agent"] == "billing"
+    assert holdfast.Session.from_dict(data, triage).run("And now?").text == "Still me."
+    session.active_agent = None
+    store.save(session.id, data)
+    assert session.active_agent == "billing"

@@ -39,6 +39,7 @@ _STRUCTURE = {
     "turn.started": ("agent", "question"),
     "view.compacted": ("after", "drop", "strategy"),
     "view.pruned": ("after", "drop", "strategy"),
+    "view.restored": ("active",),
     "view.rewound": ("to", "ranges", "active"),
     "view.unpruned": ("of", "ranges"),
 }

@@ -96,7 +96,7 @@ def sent_at(store: Store, log: Log, seq: int) -> Context:
     history = [*front, *(item.message for item in reversed(items))]
     assert called.run is not None
     own = shortened(_turn_at(store, log, called), data.get("shortened", 0))
-    parts = parts_of(pieces, tools, presented(repaired([*history, *own]), called.author))
+    parts = parts_of(pieces, tools, presented(repaired([*history, *own]), called.author, has_tools=bool(tools)))
     reported = _reported(store, log, called)
     estimated = sum(part.tokens for part in parts)
     return Context(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HandoffLoop, TurnCancelled
 from holdfast.log.events import Draft
+from holdfast.log.ids import call_key
 from holdfast.loop.effects import Enter
 from holdfast.loop.prompting import Prompt
 from holdfast.loop.response import response_of
@@ -189,7 +190,7 @@ class Leg:
             session=world.session,
             state=world.state,
             work_dir=None if work_dir is None else Path(work_dir),
-            idempotency_key=f"{world.log.uid}:{self.work.run}:{call.id}",
+            idempotency_key=call_key(world.log.uid, self.work.run, call.id),
             cancelled=cancelled,
             on_progress=told,
             meter=lambda used: world.meter(call.id, used),

@@ -20,15 +20,15 @@ def has_others(messages: Sequence[Message], name: str | None) -> bool:
     return any(_is_other(message, name) for message in messages)
 
 
-def presented(messages: Sequence[Message], name: str | None) -> list[Message]:
+def presented(messages: Sequence[Message], name: str | None, *, has_tools: bool) -> list[Message]:
     """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has
     them."""
-    if not has_others(messages, name):
+    if not any(_is_told(message, name, has_tools) for message in messages):
         return list(messages)
     found: list[Message] = []
     theirs: dict[str, tuple[str, str]] = {}  # calls of others that wait for their result: who, and which tool
     for message in messages:
-        if _is_other(message, name):
+        if _is_told(message, name, has_tools):
             theirs |= {call.id: (message.author, call.name) for call in message.tool_calls}
             lines = _lines(message)
         elif message.role == "tool" and any(_call_id(part) in theirs for part in message.parts):
@@ -43,6 +43,12 @@ def presented(messages: Sequence[Message], name: str | None) -> list[Message]:
                 Message("user", parts, metadata=message.metadata, created_at=message.created_at, seq=message.seq)
             )
     return found
+
+
+def _is_told(message: Message, name: str | None, has_tools: bool) -> bool:
+    """Whether a message is told, and does not stand as it was. To one who has no tools no provider says that it has
+    called some, whoever that was."""
+    return _is_other(message, name) or (not has_tools and bool(message.tool_calls))
 
 
 def _is_other(message: Message, name: str | None) -> bool:

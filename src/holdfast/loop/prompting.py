@@ -119,7 +119,8 @@ class Prompt:
         """The conversation as this agent is shown it. Always valid: no call without its result, whatever crashed or was
         pruned."""
         own = shortened([*self._seen, *work.own], self._shortened)
-        return presented(repaired([*self._history.messages, *own]), self.settings.name)
+        whole = repaired([*self._history.messages, *own])
+        return presented(whole, self.settings.name, has_tools=bool(self.tools))
 
     def fit(self, work: Work) -> int:
         """Make the prompt fit: leave out the oldest history, then the oldest results of this turn. Returns about how

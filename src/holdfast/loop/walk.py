@@ -108,6 +108,10 @@ def _agent(settings: Settings, spot: Spot, trail: Trail, so_far: Ended, *, aside
                     so_far.carry.append(_finished(trail, path))
                 return so_far
         assert work.handoff is not None
+        if work.handoff not in settings.handoffs:  # since then the agents were changed
+            raise RoutingError(
+                f"{settings.name} has handed over to {work.handoff!r}, which is none of its handoffs", []
+            )
         plan = settings.handoffs[work.handoff]()
         hops, giver = hops + 1, settings.name
         path = f"{spot.path}+{hops}"

@@ -319,9 +319,7 @@ class World:
 
     def _finished(self) -> Draft:
         data = {"usage": {"milliseconds": self._elapsed()}}
-        author = self.plan.name if len(self.trail.legs) == 1 or not isinstance(self.plan, Settings) else None
-        if author is None:
-            author = self.trail.last()[-1].name
+        author = self.trail.last()[-1].name if isinstance(self.plan, Settings) else self.plan.name
         return Draft(type="turn.finished", run=self.run, author=author, data=data)
 
     def enter(self, entered: Enter) -> tuple[Rules, list[Draft]]:

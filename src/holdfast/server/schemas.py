@@ -324,6 +324,7 @@ class Document(Sent):
     state: dict[str, Any]
     facts: list[StoredFact]
     usage: dict[str, int]
+    active_agent: str | None
 
 
 # -- state, facts, approvals, usage ------------------------------------------------------------------------------------
