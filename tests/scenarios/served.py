@@ -183,6 +183,10 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
         "test_auto_prune_of_awaited_messages",
         "test_an_immutable_session_refuses_awaited_changes_as_well",
     ),
+    "a memory takes in sessions of its own process; the client asks its server to": (
+        "test_memory_of_a_session_is_there_in_the_next_one",
+    ),
+    "flows are not served by name yet": ("test_every_agent_of_a_flow_may_have_a_memory",),
     "entities are not served": (
         "test_an_entity_has_one_writer_at_a_time",
         "test_an_entity_is_saved_on_success_only",
@@ -205,5 +209,7 @@ def reason_against(request: pytest.FixtureRequest) -> str | None:
     """Why a scenario does not run over HTTP; None if it does."""
     if "clock" in request.fixturenames:
         return CLOCK
+    if hasattr(request.module, "NOT_SERVED"):
+        return str(request.module.NOT_SERVED)
     node = request.node
     return next((why for why, names in NOT_OVER_HTTP.items() if {node.name, node.originalname} & {*names}), None)

@@ -88,7 +88,7 @@ class Server:
         session.agent = found
         settings = found.settings()
         budget = self.catalog.budget_of(store, agent)
-        return Part(settings if budget is None else replace(settings, budget=budget), session, found.shape)
+        return Part(settings if budget is None else replace(settings, budget=budget), session)
 
     async def runs_left(self, log: Log, run: str) -> None:
         """Wait until nothing is left to do for a run of this process, so that whoever is told of its end finds all of

@@ -275,6 +275,7 @@ class SessionChange(Given):
     system: str | None = None
     budget: BudgetGiven | None = None
     retention: RetentionGiven = left_out()
+    active_agent: Text | None = Field(default=None, description="Gives the conversation to this agent, by name.")
 
 
 class Move(Act):

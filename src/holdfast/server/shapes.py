@@ -110,6 +110,7 @@ def session_full(session: Session) -> dict[str, Any]:
         "retention": store.value(log, "retention"),
         "held": store.event(log, view.held).data.get("reason", "") if view.held else None,
         "queued": len(view.queue),
+        "active_agent": view.active,
     }
 
 

@@ -133,7 +133,7 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
         for row in page:
             event = Event(row)
             marked.append(is_marked(event.type, event.run) or (view.turn is not None and event.type in MESSAGE_TYPES))
-            view.apply(event.seq, event.type, event.run, event.data)
+            view.apply(event.seq, event.type, event.run, event.data, event.branch)
             if event.type in HAS_NAMES:
                 names += names_of(event.seq, event.type, event.data)
                 session |= columns_of(event.type, event.data)
