@@ -28,7 +28,7 @@ def look_up(word: str) -> str:
 @pytest.fixture
 def agent(provider: Provider) -> Any:
     def make(wire: str, name: str, **options: Any) -> Agent:
-        base = {"base_url": provider.url, "api_key": "k", "max_retries": 0}
+        base: dict[str, Any] = {"base_url": provider.url, "api_key": "k", "max_retries": 0}
         return Agent(provider=wire, model=NAMES[wire], name=name, **base, **options)
 
     return make
