@@ -436,7 +436,7 @@ MUTANTS = (
     mutant(
         "a called agent has another session each time",
         "flows",
-        ("askable", "sha256(key.encode())", "sha256(f\"{id(key)}{__import__('os').getpid()}\".encode())"),
+        ("log.ids", "sha256(key.encode())", "sha256(f\"{id(key)}{__import__('os').getpid()}\".encode())"),
     ),
     mutant("a resumed flow sees nothing of itself", "flows", ("loop.trail", "place(each) < here and", "False and")),
     mutant("branches stand as they came", "branches", ("log.view", "sorted(inner, key=place)", "inner")),

@@ -69,7 +69,7 @@ class Leg:
             signal=self._signal,
             needs_approval=self._needs_approval,
             is_idempotent=lambda call: call.name in self.settings.tools and self.settings.tools[call.name].idempotent,
-            call_ids=lambda: self.world.trail.call_ids,
+            renamed=self.world.renamed,
             steps=lambda: self.world.trail.steps,
             closing=self._closing,
         )

@@ -53,7 +53,7 @@ class Rules:
     signal: Callable[[Call], Signal | None]  # handing over, leaving a loop
     needs_approval: Callable[[Call], bool]
     is_idempotent: Callable[[Call], bool]
-    call_ids: Callable[[], set[str]]  # that the turn has used
+    renamed: Callable[[Message], Message]  # a reply, with ids for its calls that the turn has not used
     steps: Callable[[], int]  # of the whole turn so far
     closing: Callable[[Work], list[Draft]]  # what goes into the append that has the answer
 
@@ -95,7 +95,7 @@ def leg(work: Work, rules: Rules, carry: list[Draft]) -> Steps:
             raise SchemaValidationError(problem, text=done.message.text, tries=work.repairs)
 
 
-def _renamed(message: Message, used: set[str]) -> Message:
+def renamed(message: Message, used: set[str]) -> Message:
     """The reply, with other ids for calls whose ids the turn has used before: a person, and a retry, name a call by
     its id."""
     mine = [call.id for call in message.tool_calls]
@@ -112,7 +112,7 @@ def _renamed(message: Message, used: set[str]) -> Message:
 
 def _replied(work: Work, rules: Rules, done: Done) -> list[Draft]:
     """The reply, and in the same append what follows from it."""
-    said = _renamed(done.message, rules.call_ids()) if done.message.tool_calls else done.message
+    said = rules.renamed(done.message) if done.message.tool_calls else done.message
     stored, blobs = said.to_data(rules.limits)
     data: dict[str, Any] = {
         "message": stored,

@@ -23,7 +23,7 @@ from holdfast.errors import (
 from holdfast.log.events import Draft
 from holdfast.log.paths import inside, is_within
 from holdfast.loop.effects import Decide, Ended, Enter, Record, Settle, Steps, Together
-from holdfast.loop.output import OutputShape
+from holdfast.loop.output import BadOutput, OutputShape
 from holdfast.loop.response import Response, response_of
 from holdfast.loop.settings import Again, AtOnce, Choice, InOrder, Plan, Relay, Settings
 from holdfast.loop.trail import Trail
@@ -173,8 +173,11 @@ def _at_once(plan: AtOnce, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
             carry += yield Settle(place.path, outcome, note=True)
     hows = {outcome.how for outcome in outcomes if isinstance(outcome, Ended)}
     how = next((how for how in ("waiting", "paused", "left") if how in hows), "answered")
-    if not hows:
-        raise _all_failed(plan, outcomes)
+    if hows <= {"failed"}:
+        if carry:
+            yield Record(carry, spot.path)
+        causes = [f"{step.name}: {_problem(trail, place.path)}" for step, place in zip(plan.steps, places, strict=True)]
+        raise RoutingError(f"no agent of {plan.name or 'the flow'} could answer", causes)
     return Ended(how, spot.path, carry)
 
 
@@ -240,7 +243,7 @@ def _choice(plan: Choice, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
             answer = trail.legs[chooser.path].answer
             assert plan.chooser.shape is not None
             chosen = plan.chooser.shape.read("" if answer is None else answer.text)
-        except SchemaValidationError as error:  # it named nobody, however often it was asked
+        except (SchemaValidationError, BadOutput) as error:  # it named nobody, however often it was asked
             if plan.otherwise is None:
                 raise RoutingError(f"{plan.name or 'the router'} chose nobody that is there", [str(error)]) from error
             chosen = plan.otherwise
@@ -323,13 +326,6 @@ def is_of_the_agent(error: Exception) -> bool:
     the budget or the store is not."""
     ours = (ProviderError, ScriptExhausted, MaxStepsExceeded, SchemaValidationError, RoutingError)
     return isinstance(error, ours) or not isinstance(error, AgentError)
-
-
-def _all_failed(plan: AtOnce, outcomes: list[Any]) -> RoutingError:
-    causes = [f"{step.name}: {error}" for step, error in zip(plan.steps, outcomes, strict=True)]
-    found = RoutingError(f"no agent of {plan.name or 'the flow'} could answer", causes)
-    found.__cause__ = outcomes[-1] if isinstance(outcomes[-1], Exception) else None
-    return found
 
 
 def refuse_shape(plan: Plan) -> None:

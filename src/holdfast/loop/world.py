@@ -37,7 +37,7 @@ from holdfast.loop.response import Response, response_of
 from holdfast.loop.settings import Plan, Settings, first_agent
 from holdfast.loop.tools import METER
 from holdfast.loop.trail import Trail
-from holdfast.loop.turn import Rules, loose_calls, settlement
+from holdfast.loop.turn import Rules, loose_calls, renamed, settlement
 from holdfast.loop.walk import refuse_shape, turn
 from holdfast.policy.budget import Budget
 from holdfast.stores.base import Log, Store
@@ -89,6 +89,7 @@ class World:
         self._usage_before: dict[str, int] = {}
         self._turns_before = 0
         self._budget: Budget | None = None
+        self._call_ids: set[str] = set()  # that were given in this process
         self._called: dict[str, Mapping[str, int]] = {}  # call -> what the agent that it called has used so far
         self._caller = METER.get()  # of the call that this turn is the work of
         self._began = store.ids.elapsed()
@@ -387,6 +388,13 @@ class World:
         self.record([*drafts, called], path, last=False)
         return True
 
+    def renamed(self, message: Message) -> Message:
+        """A reply whose calls have ids that no other call of the turn has, whoever replies at the same time."""
+        with self._lock:
+            found = renamed(message, self._call_ids | self.trail.call_ids)
+            self._call_ids |= {call.id for call in found.tool_calls}
+            return found
+
     def meter(self, call: str, used: Mapping[str, int]) -> None:
         """An agent that was called as a tool has used this much so far: its budget is inside of this turn's."""
         with self._lock:
@@ -516,9 +524,11 @@ class World:
     def fail(self, error: BaseException) -> None:
         """Record that the turn ended without an answer, if this process still holds it."""
         with self._lock:
-            if self.renewal is None or self._is_over or (self.detached and isinstance(error, StoreError)):
+            is_left = self.detached and isinstance(error, StoreError)  # to be taken up when the store is back
+            # Its last append may have been done although it failed: then it has ended, and another end would be wrong.
+            if self.renewal is None or self._is_over or self.trail.ended or is_left:
                 self._is_over = True
-                self.close()  # over already; or nothing is wrong with it, and it is taken up when the store is back
+                self.close()
                 return
             self._is_over = True  # those that work at the same time write nothing more
         cancelled = isinstance(error, GeneratorExit | KeyboardInterrupt | TurnCancelled)
