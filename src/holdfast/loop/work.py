@@ -88,20 +88,23 @@ class Work:
             self.calls = {}
             for wanted in message.tool_calls if message else ():
                 self.calls[wanted.id] = Call(wanted.id, wanted.name, wanted.arguments)
-        elif type == "tool.called":
-            self.calls[data["call_id"]].intended = True
-        elif type == "tool.returned":
-            self.calls[data["call_id"]].answered = True
+        elif data.get("call_id") in self.calls:  # else the reply that made it was erased
+            self._take_call(self.calls[data["call_id"]], type, data)
+        if type == "tool.returned":
             self.handoff = self.handoff or data.get("handoff")
             self.left = self.left or bool(data.get("exit"))
             self.turned_back = self.turned_back or bool(data.get("turned_back"))
             self._use(data)  # of agents that were called as tools
+
+    def _take_call(self, call: Call, type: str, data: dict[str, Any]) -> None:
+        if type == "tool.called":
+            call.intended = True
+        elif type == "tool.returned":
+            call.answered = True
         elif type == "approval.requested":
-            call = self.calls[data["call_id"]]
             call.requested, call.decision, call.intended = True, None, False
             call.payload, call.reason = data.get("payload"), data.get("reason")
         elif type == "approval.decided":
-            call = self.calls[data["call_id"]]
             call.decision, call.reason = data["approved"], data.get("reason")
 
     def _use(self, data: dict[str, Any]) -> None:
