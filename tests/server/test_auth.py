@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,18 @@ from holdfast.errors import Forbidden, InvalidArgument, SessionNotFound, StoreUn
 from holdfast.ids import FixedIds
 from holdfast.loop.crossing import off_thread
 from holdfast.server import auth, page
-from holdfast.server.auth import Admin, Anyone, Gate, Operator, Reader, Who, Writer, permission_of, server_token
+from holdfast.server.auth import (
+    CACHED_SECONDS,
+    Admin,
+    Anyone,
+    Gate,
+    Operator,
+    Reader,
+    Who,
+    Writer,
+    permission_of,
+    server_token,
+)
 from holdfast.server.config import Config
 from holdfast.server.keys import create_key, find_key, list_keys, note_use, revoke_key
 from holdfast.server.limits import Buckets, Limits, Slots
@@ -197,12 +209,13 @@ class TestKeys:
             looked.append(space)
             return inner(self, space, name)
 
+        began = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(front.store), "slip", slip)
             with ThreadPoolExecutor(8) as threads:
                 found = list(threads.map(lambda _: status(server, "/read", {"X-API-Key": key}), range(40)))
         assert found == [200] * 40
-        assert looked.count("api-keys") == 1
+        assert 1 <= looked.count("api-keys") <= 1 + (time.monotonic() - began) // CACHED_SECONDS
 
     def test_note_when_they_were_used_without_undoing_a_revocation(self, quick_front: Front) -> None:
         store = quick_front.store
