@@ -67,7 +67,7 @@ def test_an_agent_keeps_and_finds_things(store: Store, ask: Ask) -> None:
     assert home.text == "Alice lives in Bremen"
     assert home.source is not None
     (asked,) = [message for message in first.messages if message.seq in home.source.seqs]
-    assert (home.source.session, asked.text) == (first.id, "I live in Bremen now.")
+    assert (home.source.session_id, asked.text) == (first.id, "I live in Bremen now.")
     finding = Listening(call("search_memory", {"query": "Bremen"}), "In Bremen.")
     second = Agent(provider="scripted", script=finding, memory=memory).session(store=store, user_id="alice")
     ask(second, "Where do I live?")
@@ -98,7 +98,7 @@ def test_memory_of_a_session_is_there_in_the_next_one(store: Store, ask: Ask) ->
     first.add_messages([Message.user("My name is Alice and I am allergic to peanuts."), Message.assistant("Noted.")])
     kept = memory.ingest_from_session(first)
     assert kept
-    assert {each.source.session for each in kept if each.source is not None} == {first.id}
+    assert {each.source.session_id for each in kept if each.source is not None} == {first.id}
     model = Listening("Without peanuts.")
     agent = Agent(provider="scripted", script=model, memory=memory)
     ask(agent.session(store=store, user_id="alice"), "Which cake without peanuts?")
