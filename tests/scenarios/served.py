@@ -124,16 +124,24 @@ def _agent_for(door: Door) -> Any:
 
 
 def _memory_for(door: Door) -> Any:
-    class Memory(RemoteMemory):
-        """What `Memory` means in a scenario: that of the server, which finds things as the scenario wishes."""
+    class Memory(holdfast.Memory):
+        """What `Memory` means in a scenario: in the server's store, that of the server, which finds things as the
+        scenario wishes. What a loop is given of it is local, because agents are the scenario's own."""
 
-        def __init__(self, service: Any = None, *, store: Store) -> None:
-            assert store is door.store
-            super().__init__(door.client._wire)
+        def __init__(self, service: Any = None, *, store: Any = None, **scope: Any) -> None:
+            super().__init__(service, store=store, **scope)
+            if store is not door.store or scope:  # a client's memory has no scope by default
+                return
             door.serving.server.memory = holdfast.Memory(service)
+            remote: Any = RemoteMemory(door.client._wire)
+            for name in ("store", "recall", "search", "forget", "list"):
+                setattr(self, name, getattr(remote, name))
+            self._remote = remote
 
         def ingest_from_session(self, session: Any, *, model: Any = None) -> Any:
-            return super().ingest_from_session(session, model=None if model is None else door.known(model))
+            if not isinstance(session, RemoteSession):
+                return super().ingest_from_session(session, model=model)
+            return self._remote.ingest_from_session(session, model=None if model is None else door.known(model))
 
     return Memory
 

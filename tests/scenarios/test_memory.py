@@ -18,6 +18,7 @@ def test_the_promised_lines(store: Store) -> None:
     assert memory.recall(["patient_history"]) == []
     session = Session(store=store)
     memory.ingest_from_session(session)
+    assert Agent(memory=memory).memory is memory
 
 
 def test_with_an_embedder_a_headache_is_a_migraine(store: Store) -> None:
