@@ -617,6 +617,15 @@ def test_a_conversation_can_be_handed_to_a_flow(store: Store, ask: Ask) -> None:
     assert (session.active_agent, ask(session, "go on").text) == ("pipeline", "4")
 
 
+def test_a_conversation_can_be_handed_to_a_router(store: Store, ask: Ask) -> None:
+    pool = Router([scripted("a", error("down"), "a is back", "a again"), scripted("b", "b helps")], name="pool")
+    session = scripted("triage", call("transfer_to_pool"), handoffs=[pool]).session(store=store)
+    assert (ask(session, "go").text, session.active_agent) == ("b helps", "pool")
+    assert (ask(session, "go on").text, session.active_agent) == ("a is back", "pool")
+    assert (ask(session, "and on").text, session.active_agent) == ("a again", "pool")
+    sound(session)
+
+
 def test_a_flow_is_a_tool_as_well(store: Store, ask: Ask) -> None:
     flow = SequentialAgent([scripted("a", "1"), scripted("b", "2")], name="pipeline", description="Works.")
     boss = scripted("boss", call("pipeline", {"request": "a"}), "done", tools=[flow.as_tool()])
