@@ -657,6 +657,22 @@ def test_a_model_picks_who_answers(store: Store, ask: Ask, reply: str) -> None:
     sound(session)
 
 
+def test_a_stream_does_not_tell_how_it_was_chosen(store: Store, way: str) -> None:
+    router = RoutingAgent([scripted("billing", "money")], name="desk", provider="scripted", script=["billing"])
+    triage = scripted("triage", call("transfer_to_desk"), handoffs=[router])  # a server has agents only
+    session = triage.session(store=store)
+    if way.endswith("async"):
+
+        async def streamed() -> list[StreamEvent]:
+            return [event async for event in session.stream_async("go")]
+
+        events = asyncio.run(streamed())
+    else:
+        events = list(session.stream("go"))
+    assert [(event.agent, event.text) for event in events if event.type == "text_delta"] == [("billing", "money")]
+    assert [event.step for event in events if event.type == "message_start"] == [1, 2, 3]  # that it was asked, it does
+
+
 def test_a_choice_of_nobody_is_asked_again_and_then_falls_back(store: Store, ask: Ask) -> None:
     agents = [scripted("billing", "money"), scripted("tech", "bits")]
     session = Session(store=store)
