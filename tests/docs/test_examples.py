@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def told(name: str) -> list[str]:
     """The lines that an example prints."""
+    assert f"python -m examples.{name}" in (ROOT / "Makefile").read_text()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
     command = [sys.executable, "-m", f"examples.{name}"]
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
