@@ -4,13 +4,18 @@ UV := .tools/bin/uv
 RUN := $(UV) run --locked --all-extras
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: demo demo-cluster test check lint types prove prove-long prove-model bench clean
+.PHONY: demo demo-cluster demo-agents test check lint types prove prove-long prove-model bench clean
 
 demo: .venv/ready        ## a durable session in a minute, with no key and no network
 	$(RUN) holdfast demo
 
 demo-cluster: .venv/ready ## two servers on one PostgreSQL, and one is killed; with no key and no network
 	$(RUN) python -m examples.cluster
+
+demo-agents: .venv/ready ## several agents: in rounds, handing over, and killed in the middle; with no key and no network
+	$(RUN) python -m examples.writer_reviewer
+	$(RUN) python -m examples.support_desk
+	$(RUN) python -m examples.research_pipeline
 
 test: .venv/ready        ## every test, on SQLite, PostgreSQL, memory and a four-method store
 	$(RUN) pytest

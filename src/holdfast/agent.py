@@ -72,10 +72,10 @@ class Agent(Askable):
         self.timeout, self.max_steps = timeout, max_steps
         self.output_key, self.extract = output_key, extract
         self.shape = None if output_schema is None else _shape(output_schema)
-        self.tools = {} if tools is None else _tools(tools)
+        self.own_tools = {} if tools is None else _tools(tools)
         self.memory = memory
-        if memory is not None:
-            self.tools = {**{each.name: each for each in memory.tools()}, **self.tools}
+        reminders = {} if memory is None else {each.name: each for each in memory.tools()}
+        self.tools = {**reminders, **self.own_tools}
         self.handoffs = list(handoffs)
         _transfers(self)  # refuses what cannot be handed over to, here and not in the middle of a turn
         self.store: Store | None = None if store is None else open_store(store)

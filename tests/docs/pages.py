@@ -15,6 +15,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,7 +33,8 @@ class Page:
 
     def __init__(self, path: Path, folder: Path, environment: dict[str, str] | None = None) -> None:
         self.path, self.folder = path, folder
-        self.environment = {"HOLDFAST_DATA": str(folder / "data"), **(environment or {})}
+        programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # `python` is ours
+        self.environment = {"HOLDFAST_DATA": str(folder / "data"), "PATH": programs, **(environment or {})}
         self.names: dict[str, object] = {"__name__": path.stem}
         self._serves = "$ holdfast serve" in path.read_text()
         self._server: Served | None = None

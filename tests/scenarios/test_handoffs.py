@@ -208,6 +208,12 @@ def test_an_agent_that_is_handed_to_needs_a_name() -> None:
         scripted("a", handoffs=["billing"])
 
 
+def test_an_agent_may_have_any_name(store: Store, ask: Ask) -> None:
+    triage = scripted("triage", call("transfer_to_exit"), handoffs=[scripted("exit", "This way.")])
+    session = triage.session(store=store)
+    assert (ask(session, "go").text, session.active_agent) == ("This way.", "exit")
+
+
 # -- shared sessions ---------------------------------------------------------------------------------------------------
 
 

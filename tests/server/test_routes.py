@@ -1030,6 +1030,19 @@ def test_a_file_defines_agents_and_tools(tmp_path: Path) -> None:
         assert list(load_app(str(path))[0]) == expected
 
 
+def test_agents_of_a_file_may_share_a_memory(tmp_path: Path) -> None:
+    path = tmp_path / "app.py"
+    path.write_text(
+        "from holdfast import Agent, Memory\n"
+        "memory = Memory()\n"
+        "one = Agent(provider='echo', memory=memory)\n"
+        "two = Agent(provider='echo', memory=memory)\n"
+    )
+    agents, tools, _ = load_app(str(path))
+    assert [sorted(agent.tools) for agent in agents.values()] == [["remember", "search_memory"]] * 2
+    assert tools == {}  # the `remember` that stored agents can be given is still the one that keeps facts
+
+
 def test_a_module_defines_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop_of_the_test.py").write_text(APP + "app = [sales]\n")
     monkeypatch.syspath_prepend(str(tmp_path))

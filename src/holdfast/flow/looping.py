@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import InvalidArgument
 from holdfast.flow.base import Flow, checked_number
 from holdfast.loop.settings import Again
-from holdfast.loop.tools import tool
+from holdfast.loop.tools import EXIT, tool
 
 if TYPE_CHECKING:
     from holdfast.loop.response import Response
@@ -48,4 +48,4 @@ def _exit() -> str:
     raise AssertionError("the loop answers this call itself")
 
 
-exit_loop = replace(tool(name="exit_loop")(_exit), signal="exit")
+exit_loop = replace(tool(name="exit_loop")(_exit), signal=EXIT)

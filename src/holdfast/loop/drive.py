@@ -7,7 +7,7 @@ better; if it does not, that ends the turn, is recorded, and is raised.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -89,7 +89,7 @@ def _ask(leg: Leg, effect: Ask) -> Generator[StreamEvent, None, Done]:
                 if isinstance(event, Done):
                     outcome = event
                 else:
-                    yield _told(leg, event)
+                    yield from _told(leg, event)
             break
         except ContextTooLong:  # once: with a shorter prompt
             drafts = leg.shrink() if again else []
@@ -193,7 +193,8 @@ async def _ask_async(leg: Leg, effect: Ask, box: list[Any]) -> AsyncIterator[Str
                     if isinstance(event, Done):
                         outcome = event
                     else:
-                        yield _told(leg, event)
+                        for told in _told(leg, event):
+                            yield told
             break
         except ContextTooLong:  # once: with a shorter prompt
             drafts = leg.shrink() if again else []
@@ -257,12 +258,16 @@ async def _awaited(found: Any) -> Any:  # noqa: ANN401 - whatever was asked
     return await found
 
 
-def _told(leg: Leg, event: ModelEvent) -> StreamEvent:
-    """A model's event as a stream tells it."""
+def _told(leg: Leg, event: ModelEvent) -> Sequence[StreamEvent]:
+    """A model's event as a stream tells it; nothing of one that only decides who answers."""
     crashpoint("between deltas")
     if leg.world.stopped or leg.halted:
         leg.refuse_stopped()
     leg.world.heard(leg)
+    return () if leg.aside else (_delta(leg, event),)
+
+
+def _delta(leg: Leg, event: ModelEvent) -> StreamEvent:
     name = leg.settings.name
     if type(event) is TextDelta:
         leg.shown.append(event.text)

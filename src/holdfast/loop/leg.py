@@ -14,7 +14,7 @@ from holdfast.loop.effects import Enter
 from holdfast.loop.prompting import Prompt
 from holdfast.loop.response import response_of
 from holdfast.loop.toolrun import Batch
-from holdfast.loop.tools import BadArguments, Tool, ToolContext
+from holdfast.loop.tools import EXIT, BadArguments, Tool, ToolContext
 from holdfast.loop.turn import Rules, Signal
 from holdfast.loop.work import Call, Work
 from holdfast.models.base import ModelRequest, ToolSpec
@@ -91,7 +91,7 @@ class Leg:
     def _signal(self, call: Call) -> Signal | None:
         """What the loop itself answers: a handoff, the end of a loop."""
         tool = self.settings.tools[call.name]
-        if tool.signal == "exit":
+        if tool.signal == EXIT:
             if not self.in_loop:
                 return Signal(text="There is no loop to leave here.", is_error=True, data={})
             return Signal(text="The loop ends here.", data={"exit": True})

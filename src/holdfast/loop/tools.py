@@ -40,6 +40,7 @@ __all__ = [
 
 MAX_RESULT = 262_144
 MIN_RESULT = 128  # so that the marker of a cut fits
+EXIT = ""  # the signal that ends a loop; no agent has this name
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every provider takes
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -132,7 +133,7 @@ class Tool:
     approval: Approval = None
     max_result_bytes: int = MAX_RESULT
     signature: Signature | None = field(default=None, repr=False)  # None: whoever runs it checks the arguments
-    signal: str | None = None  # answered by the loop itself: "exit", or the name of the agent to hand over to
+    signal: str | None = None  # answered by the loop itself: EXIT, or the name of the agent to hand over to
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -274,9 +274,9 @@ def _relay(plan: Relay, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
         number = order[tried] if known is None else known
         order = [*order[:tried], number, *(each for each in order[tried:] if each != number)]
         step = steps[number]
-        place = spot.at(f"{tried}.{number}", shape=spot.shape)
-        if spot.is_outermost:
-            place = replace(place, active=step.name)
+        # A conversation that was handed to the router by its name stays the router's.
+        moves = spot.is_outermost and (spot.owner is None or spot.owner != plan.name)
+        place = replace(spot.at(f"{tried}.{number}"), active=step.name if moves else spot.active)
         problem = _problem(trail, place.path)
         if problem is not None:  # that was before a crash
             causes.append(f"{step.name}: {problem}")

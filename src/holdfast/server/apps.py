@@ -32,7 +32,8 @@ def load_app(target: str) -> App:
 
     Named or not, `app` is an agent, or a list or dict of agents; without one, every agent of the module counts. An
     agent's id is its name, else the variable or key that holds it. The tools of these agents and every `@tool` of the
-    module can be given to stored agents by name. A `Memory` of the module is the server's; with several, `memory`.
+    module can be given to stored agents by name; those that come with an agent's memory cannot. A `Memory` of the
+    module is the server's; with several, `memory`.
     """
     module, wanted = _loaded(target)
     if wanted is not None and not hasattr(module, wanted):
@@ -47,7 +48,7 @@ def load_app(target: str) -> App:
     if not agents:
         raise InvalidArgument(f"{target!r} has no agents: define one, as in agent = Agent(name='support', ...)")
     own = [value for value in vars(module).values() if isinstance(value, Tool)]
-    tools = _tools(target, [*own, *(tool for agent in agents.values() for tool in agent.tools.values())])
+    tools = _tools(target, [*own, *(tool for agent in agents.values() for tool in agent.own_tools.values())])
     return App(agents, tools, _memory(target, module))
 
 

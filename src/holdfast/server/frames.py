@@ -32,8 +32,10 @@ _DELTAS = [
     _frame("tool_progress", call_id=_TEXT, text=_TEXT),
 ]
 _ALWAYS = [_frame("ping"), _frame("error", error=_TEXT, code=_TEXT)]
+_START = _frame("message_start", run_id=_TEXT, step=_NUMBER)
+_START["properties"]["agent"] = _TEXT  # whose reply follows, if it has a name
 _RUN = [
-    _frame("message_start", run_id=_TEXT, step=_NUMBER),
+    _START,
     *_DELTAS,
     _frame("message_delta", stop_reason=_MAYBE, usage=_USAGE),
     _frame("message_stop"),

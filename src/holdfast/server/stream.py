@@ -199,7 +199,8 @@ class RunFrames:
             if self._n or not self._sure or not self.has_begun:
                 found.append(self._start(self._call_at(event.seq), None))  # the reader may have a part of it already
             (row,) = self._tail.store.read(self._tail.log, event.seq, event.seq)
-            found += whole(message_of(self._tail.store, self._tail.log, row))
+            if not event.data.get("aside"):
+                found += whole(message_of(self._tail.store, self._tail.log, row))
         usage = {name: event.data.get("usage", {}).get(name, 0) for name in Usage.__dataclass_fields__}
         delta = {
             "type": "message_delta",
