@@ -1,0 +1,166 @@
+"""How long one user's search takes when 100 users keep 1,000 memories each, in one SQLite file or one PostgreSQL.
+
+The searching is done by processes of their own, which stored nothing: `python -m benchmarks.retrieval_crowd ADDRESS
+SERVICE USERS SEARCHES` prints the seconds. `--without-numpy` hides it, as most installations have none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.retrieval_questions import WORD, notes
+from benchmarks.timing import clock, disk, folder
+from benchmarks.turns import database
+from holdfast import KeywordMemoryService, Memory, VectorMemoryService
+from holdfast.stores import PostgresStore, SQLiteStore
+from holdfast.stores.base import Store
+
+HEADINGS = ("search", "median", "p99", "must be", "verdict")
+BOUND = 0.025  # seconds, the median
+DIMENSION = 384
+LENGTH, QUERY = 9, 4  # words of a memory and of a query
+ROOT = Path(__file__).resolve().parent.parent
+SERVICES = (["keyword"], ["vector"], ["vector", "--without-numpy"])
+FIRST = "the first search of a process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of everything a run does."""
+
+    users: int = 100
+    memories: int = 1000
+    searches: int = 300
+    processes: int = 15
+
+
+FULL, QUICK = Size(), Size(users=5, memories=200, searches=30, processes=3)
+
+
+def table(*, quick: bool) -> tuple[list[tuple[str, ...]], bool]:
+    """The rows, and whether all of them hold."""
+    size = QUICK if quick else FULL
+    rows, held = [], []
+    with ExitStack() as stack:
+        path = stack.enter_context(folder(disk()))
+        dsn = stack.enter_context(database(durable=False))
+        for name, address in (("SQLite", str(path / "memories.db")), ("PostgreSQL", dsn)):
+            fill(address, size)
+            for service in SERVICES:
+                for case, seconds in measured(address, service, size).items():
+                    rows.append(_row(f"{name}, {' '.join(service)}: {case}", seconds, bound=case != FIRST))
+                    held.append("MISSED" not in rows[-1])
+    return rows, all(held)
+
+
+def _row(name: str, seconds: list[float], *, bound: bool) -> tuple[str, ...]:
+    median, last = statistics.median(seconds), sorted(seconds)[int(len(seconds) * 0.99)]
+    limit, verdict = (f"<= {BOUND * 1e3:g} ms", "ok" if median <= BOUND else "MISSED") if bound else ("", "")
+    return name, f"{median * 1e3:.1f} ms", f"{last * 1e3:.1f} ms", limit, verdict
+
+
+def fill(address: str, size: Size) -> None:
+    """Everybody's memories, with a vector each."""
+    with opened(address) as store:
+        memory = Memory(service=VectorMemoryService(embedder=scattered), store=store)
+        for number, text in enumerate(sentences(1, LENGTH, size.users * size.memories)):
+            user, place = divmod(number, size.memories)
+            memory.store(f"note-{place}", text, user_id=f"user-{user}")
+
+
+def measured(address: str, service: list[str], size: Size) -> dict[str, list[float]]:
+    """The seconds of each case, from processes that run one after another."""
+
+    def searched(searches: int) -> dict[str, list[float]]:
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.retrieval_crowd",
+            address,
+            *service,
+            str(size.users),
+            str(searches),
+        ]
+        found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+        seconds: dict[str, list[float]] = json.loads(found.stdout)
+        return seconds
+
+    firsts = [second for _ in range(size.processes) for second in searched(0)[FIRST]]
+    return searched(size.searches) | {FIRST: firsts}
+
+
+def search(store: Store, service: str, users: int, searches: int) -> dict[str, list[float]]:
+    """The seconds of each search, in each case."""
+    queries = sentences(2, QUERY, 1 + 3 * searches)
+
+    def fresh() -> Memory:
+        kind = KeywordMemoryService() if service == "keyword" else VectorMemoryService(embedder=scattered)
+        return Memory(service=kind, store=store)
+
+    def timed(memory: Memory, user: int) -> float:
+        query = next(queries)
+        start = clock()
+        found = memory.search(query, limit=5, user_id=f"user-{user % users}")
+        taken = clock() - start
+        assert found
+        return taken
+
+    kept = fresh()
+    seconds = {FIRST: [timed(kept, 0)]}
+    return seconds | {
+        "a Memory that has searched nothing yet": [timed(fresh(), number) for number in range(searches)],
+        "the same user again": [timed(kept, 0) for _ in range(searches)],
+        "all users in turn": [timed(kept, number) for number in range(searches)],
+    }
+
+
+def opened(address: str) -> Store:
+    return PostgresStore(address) if address.startswith("postgresql:") else SQLiteStore(address)
+
+
+def sentences(seed: int, length: int, count: int) -> Iterator[str]:
+    """Texts of so many words, some of them frequent and most of them rare, the same for the same seed."""
+    vocabulary = sorted({word for note in notes() for word in WORD.findall(note.text.lower())})
+    chance = random.Random(seed)
+    chance.shuffle(vocabulary)
+    weights = [1 / (10 + place) for place in range(len(vocabulary))]
+    for _ in range(count):
+        yield " ".join(chance.choices(vocabulary, weights, k=length))
+
+
+def scattered(texts: list[str]) -> list[list[float]]:
+    """A vector for each text, always the same for the same one, that means nothing: only the time is taken here."""
+    found = []
+    for text in texts:
+        chance = random.Random(text)
+        found.append([chance.random() for _ in range(DIMENSION)])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retrieval_crowd", description=__doc__)
+    parser.add_argument("address")
+    parser.add_argument("service", choices=["keyword", "vector"])
+    parser.add_argument("users", type=int)
+    parser.add_argument("searches", type=int)
+    parser.add_argument("--without-numpy", action="store_true")
+    asked = parser.parse_args()
+    if asked.without_numpy:
+        modules: dict[str, Any] = sys.modules  # None in place of a module makes its import fail
+        modules["numpy"] = None
+    with opened(asked.address) as store:
+        print(json.dumps(search(store, asked.service, asked.users, asked.searches)))
+
+
+if __name__ == "__main__":
+    main()
