@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from holdfast.loop.mcp import MCPServer
     from holdfast.loop.response import Response
     from holdfast.loop.tools import Interrupt, ToolContext, tool
+    from holdfast.memory.keyword import KeywordMemoryService
     from holdfast.models.base import Usage
     from holdfast.models.registry import LanguageModel
     from holdfast.policy.budget import Budget
+    from holdfast.remembering import Memory, VectorMemoryService
     from holdfast.session import Session
 
 __all__ = [
@@ -26,13 +28,16 @@ __all__ = [
     "File",
     "Image",
     "Interrupt",
+    "KeywordMemoryService",
     "LanguageModel",
     "MCPServer",
+    "Memory",
     "Message",
     "Response",
     "Session",
     "ToolContext",
     "Usage",
+    "VectorMemoryService",
     "tool",
 ]
 
@@ -43,13 +48,16 @@ _HOMES = {
     "File": "log.messages",
     "Image": "log.messages",
     "Interrupt": "loop.tools",
+    "KeywordMemoryService": "memory.keyword",
     "LanguageModel": "models.registry",
     "MCPServer": "loop.mcp",
+    "Memory": "remembering",
     "Message": "log.messages",
     "Response": "loop.response",
     "Session": "session",
     "ToolContext": "loop.tools",
     "Usage": "models.base",
+    "VectorMemoryService": "remembering",
     "tool": "loop.tools",
 }
 

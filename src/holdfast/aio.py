@@ -10,15 +10,18 @@ from holdfast import (
     File,
     Image,
     Interrupt,
+    KeywordMemoryService,
     LanguageModel,
     MCPServer,
     Message,
     Response,
     ToolContext,
     Usage,
+    VectorMemoryService,
     tool,
 )
 from holdfast.agent import Agent as _Agent
+from holdfast.remembering import Memory as _Memory
 from holdfast.session import Session as _Session
 from holdfast.stores.memory import MemoryStore
 
@@ -29,13 +32,16 @@ __all__ = [
     "File",
     "Image",
     "Interrupt",
+    "KeywordMemoryService",
     "LanguageModel",
     "MCPServer",
+    "Memory",
     "Message",
     "Response",
     "Session",
     "ToolContext",
     "Usage",
+    "VectorMemoryService",
     "tool",
 ]
 
@@ -64,6 +70,17 @@ class Session(_Session):
     send_message = _Session.send_message_async  # type: ignore[assignment]
     stream = _Session.stream_async  # type: ignore[assignment]
     verify = _Session.verify_async  # type: ignore[assignment]
+
+
+class Memory(_Memory):
+    """A memory whose methods are awaited: `await memory.search("...")`."""
+
+    forget = _Memory.forget_async  # type: ignore[assignment]
+    ingest_from_session = _Memory.ingest_from_session_async  # type: ignore[assignment]
+    list = _Memory.list_async  # type: ignore[assignment]
+    recall = _Memory.recall_async  # type: ignore[assignment]
+    search = _Memory.search_async  # type: ignore[assignment]
+    store = _Memory.store_async  # type: ignore[assignment]
 
 
 class Agent(_Agent):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,6 +12,8 @@ from holdfast.log.events import Draft
 from holdfast.log.ids import checked_name, checked_owner
 from holdfast.log.view import view_of
 from holdfast.loop.crossing import twin
+from holdfast.memory.shelf import USER as USER_MEMORY
+from holdfast.memory.shelf import bury_from
 from holdfast.policy.retention import Retention
 from holdfast.stores.erasing import plan_erasure, plan_redaction
 from holdfast.stores.opening import open_store
@@ -37,6 +39,7 @@ class Erased:
     sessions: list[str]
     events: int
     user_state: bool = False
+    memories: bool = False
 
 
 class Keeping:
@@ -87,28 +90,38 @@ class Keeping:
         """Remove the payload of one event, and of every event that repeats its text; their hashes stay.
 
         Summaries that cover it, copies of a call's arguments, state and facts that were taken from a reply, stored
-        prompts, attached bytes and the search index go with it.
+        prompts, attached bytes, memories that came from it and the search index go with it.
         """
         data = self._because(reason)
         store = self.store
         while True:
             self._checked_seq(seq, store.head(self._log).head)
+            if store.event(self._log, seq).erased:  # a redaction that was cut short has its memories still to take
+                self._forget_memories({number: [seq] for number, _, _ in self._log.segments(seq, seq)})
             holder, burial = plan_redaction(store, self._log, seq)
             recorder = holder if holder.id else self._log  # a deleted session lives on in its forks
             burial.heads.setdefault(recorder.number, store.bare_head(recorder.number).head)
             record = {"seq": seq, **data, **burial.record(recorder)}
+            gone_from = {number: [each for each, _ in stones] for number, stones in burial.tombs.items()}
+            self._forget_memories(gone_from)
             try:
                 store.bury(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
             except Conflict:
                 continue  # somebody wrote meanwhile: there may be more to remove
+            self._forget_memories(gone_from)  # whoever learnt from it in between looks for it after this
             self._drop_windows()
             gone = sorted(each for stones in burial.tombs.values() for each, _ in stones)
             return Redacted(seq=seq, also=[each for each in gone if each != seq])
 
     def erase(self, *, reason: str, actor: str) -> Erased:
         """Remove every payload of this session for good, immutable or not: messages, state, facts, summaries, title,
-        metadata, attached bytes, search index. The hashes stay, so the chain still verifies. A hold forbids it."""
-        count = _erase(self.store, self._log, self._because(reason), _checked_actor(actor))
+        metadata, attached bytes, search index, memories that came from it. The hashes stay, so the chain still
+        verifies. A hold forbids it."""
+        data, who = self._because(reason), _checked_actor(actor)
+        whole = dict.fromkeys(plan_erasure(self.store, self._log).whole)
+        self._forget_memories(whole)
+        count = _erase(self.store, self._log, data, who)
+        self._forget_memories(whole)
         self._drop_windows()
         return Erased(sessions=[self._log.id], events=count)
 
@@ -116,7 +129,8 @@ class Keeping:
     def erase_user(
         cls, user_id: str, *, reason: str, actor: str, store: Store | SessionStore | str | None = None
     ) -> Erased:
-        """Erase every session of a user, and the user's own state. Held sessions stop it before anything is erased."""
+        """Erase every session of a user, the user's own state and memories. Held sessions stop it before anything is
+        erased."""
         found = open_store(store)
         owner = checked_owner(user_id, "user_id")
         if owner is None:
@@ -129,11 +143,20 @@ class Keeping:
         for log in logs:
             events += _erase(found, log, data, who)
             ids.append(log.id)
-        state = found.find("user", quote(owner, safe=""))
-        if state is not None:
-            events += _erase(found, state, data, who)
-            found.remove("user", state.id)
-        return Erased(sessions=ids, events=events, user_state=state is not None)
+        removed = []
+        for kind in ("user", USER_MEMORY):
+            own = found.find(kind, quote(owner, safe=""))
+            if own is not None:
+                if view_of(found.head(own).view).life != "erased":  # or somebody was stopped before its name was freed
+                    events += _erase(found, own, data, who)
+                found.remove(kind, own.id)
+                removed.append(kind)
+        return Erased(sessions=ids, events=events, user_state="user" in removed, memories=USER_MEMORY in removed)
+
+    def _forget_memories(self, gone: Mapping[int, Iterable[int] | None]) -> None:
+        """Remove what was learnt from these events (None: all) of these logs."""
+        found = {self.store.log_of(number).uid: seqs for number, seqs in gone.items()}
+        bury_from(self.store, (self._log.user_id, self._log.app_name), found)
 
     def _because(self, reason: str) -> dict[str, Any]:
         return {"reason": checked_name(reason, "a reason", self.store.limits.metadata)}

@@ -24,6 +24,10 @@ class TestEncryptedStores(StoreContract):
         with pytest.raises(SearchUnavailable):
             store.search(log, ["diamond"], [[1, 0]], 1)
 
+    def test_tells_which_events_hold_a_word(self, store: Store, log: Log) -> None:
+        with pytest.raises(SearchUnavailable):
+            store.hits(log, ["diamond"])
+
 
 def test_the_contract_catches_a_store_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kit is worth something only if it fails where it should."""

@@ -218,4 +218,9 @@ def erase(self: Remote, *, reason: str, actor: str | None = None) -> Flow[Erased
     from holdfast.keeping import Erased
 
     found = yield post(self._path("erase"), given(reason=reason, actor=actor))
-    return Erased(sessions=list(found["sessions"]), events=found["events"], user_state=found.get("user_state", False))
+    return Erased(
+        sessions=list(found["sessions"]),
+        events=found["events"],
+        user_state=found.get("user_state", False),
+        memories=found.get("memories", False),
+    )

@@ -128,7 +128,7 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
         if row.tokens != tokens:
             return _bad(seq, f"the token count of event {seq} was altered")
         previous = expected
-        if stones and row.type in ("event.redacted", "session.erased") and body is not None:
+        if stones and row.type in _BURYING and body is not None:
             data = Event(row).data
             own = [stones.get(each, b"") for first, last in data.get("erased", ()) for each in range(first, last + 1)]
             if stones_digest(own) != data.get("tombs"):
@@ -141,6 +141,7 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
 
 
 _PLAIN = unpack_header(None)
+_BURYING = ("event.redacted", "session.erased", "memory.forgotten")  # which vouch for the tombstones they made
 
 
 def _bad(seq: int, reason: str, *, checked: int | None = None) -> Verification:

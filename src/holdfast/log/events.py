@@ -65,6 +65,9 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "tool.called",
         "tool.returned",
         "entity.created",
+        "memory.stored",
+        "memory.forgotten",
+        "memory.ingested",
         "sweep.planned",
         "sweep.finished",
     ),
@@ -75,6 +78,7 @@ VERSIONS: dict[str, int] = dict.fromkeys(
 UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "tool.returned", "summary.added")
+INDEXED_TYPES = (*MESSAGE_TYPES, "memory.stored")  # those whose words can be searched
 COMMITMENT = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
 
 

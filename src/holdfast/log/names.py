@@ -1,4 +1,4 @@
-"""Named values of a log: state, facts, system prompt, metadata, title.
+"""Named values of a log: state, facts, memories, system prompt, metadata, title.
 
 Each is a row `(name, seq, ref)`: from `seq` on, the name has the value held by event `ref`, or none if `ref` is None.
 So the value at any past point is one look-up, a fork needs no copy, and a rewind is a few rows that point back. The
@@ -8,6 +8,7 @@ rows are a pure function of each event; a writer that must look things up first 
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 NAMED_FIELDS = ("system", "title", "metadata", "work_dir", "budget")
 
@@ -30,6 +31,13 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
         return [("fact/" + data["id"], seq, seq)]
     if type == "fact.removed":
         return [("fact/" + data["id"], seq, None)]
+    if type == "memory.stored":
+        found: list[NameRow] = [(memory_name(data["app"], data["key"]), seq, seq)]
+        if "expires_at" in data:  # so that those whose time has passed are found without reading the others
+            found.append((expiry_name(data["expires_at"], seq), seq, seq))
+        return found
+    if type == "memory.ingested":
+        return [("ingested/" + data["uid"], seq, seq)]
     if type == "message.queued":
         return [("run/" + data["run"], seq, seq)]
     if type in ("session.created", "session.changed", "session.forked"):
@@ -42,6 +50,16 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
         rows += [(name, seq, seq) for name in NAMED_FIELDS if name in data]
         return rows
     return []
+
+
+def memory_name(app: str | None, key: str) -> str:
+    """The name of a memory: those of one app begin alike, and no app is written as nothing."""
+    return f"memory/{quote(app or '', safe='')}/{key}"
+
+
+def expiry_name(expires_at: int, seq: int) -> str:
+    """The name under which event `seq` is found once its time has passed. It tells nothing of what it says."""
+    return f"expires/{expires_at:020d}/{seq}"
 
 
 def columns_of(type: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -58,6 +76,8 @@ HAS_NAMES = frozenset(
         "fact.added",
         "fact.updated",
         "fact.removed",
+        "memory.stored",
+        "memory.ingested",
         "message.queued",
         "session.created",
         "session.changed",
@@ -74,7 +94,7 @@ def value_of(name: str, type: str, data: dict[str, Any]) -> Any:  # noqa: ANN401
     scope, _, rest = name.partition("/")
     if type == "state.set":
         return data["value"]
-    if scope in ("fact", "run") or name == "retention":
+    if scope in ("fact", "run", "memory", "ingested") or name == "retention":
         return data
     if type == "view.restored" and scope == "state":
         return data["state"][rest]

@@ -41,6 +41,7 @@ _NAMES = {
     "fact.added": ("id",),
     "fact.removed": ("id",),
     "fact.updated": ("id",),
+    "memory.ingested": ("uid", "upto"),
     "state.deleted": ("name",),
     "state.set": ("name",),
     "view.rewound": ("state",),

@@ -91,6 +91,19 @@ class Wire:
                 await events.aclose()
             await self._sleep_async(wait)
 
+    def fetch(self, outgoing: WireRequest, endpoint: Endpoint) -> bytes:
+        """The JSON body of an answer that comes in one piece, under the same rules."""
+        begun, attempt = self.ids.elapsed(), 0
+        while True:
+            try:
+                return self._fetched(outgoing, endpoint, begun)
+            except ProviderError as error:
+                wait = self._wait(error, attempt, begun)
+                if wait is None:
+                    raise
+            self.ids.sleep(wait)
+            attempt += 1
+
     def close(self) -> None:
         """Close the blocking client of this process. Using the wire again opens a new one."""
         _close(self._clients)
@@ -134,6 +147,29 @@ class Wire:
             failure = _failure(error, endpoint, answered=answered, timeout=self.timeout)
         if not decoder.ended:
             raise failure
+
+    def _fetched(self, outgoing: WireRequest, endpoint: Endpoint, begun: float) -> bytes:
+        import httpx2
+
+        client, answered, body = self._client(), False, bytearray()
+        try:
+            with client.stream("POST", outgoing.url, content=outgoing.body, headers=dict(outgoing.headers)) as response:
+                answered = response.status_code == 200
+                limit = self.max_bytes if answered else MAX_ERROR_BYTES
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    self._check_time(begun, endpoint)
+                    if len(body) > limit:
+                        break
+                if not answered:
+                    raise http_fault(endpoint, response.status_code, response.headers, bytes(body), now=self.ids.now())
+                if len(body) > limit:
+                    text = f"{endpoint.provider} answered with more than {limit} bytes: ask for less at once"
+                    raise BadResponse(text, provider=endpoint.provider, retryable=False)
+                return bytes(body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            failure = _failure(error, endpoint, answered=answered, timeout=self.timeout)
+        raise failure
 
     async def _attempt_async(
         self, decoder: Decoder, outgoing: WireRequest, endpoint: Endpoint, begun: float

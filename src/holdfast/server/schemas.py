@@ -285,6 +285,7 @@ class Erased(Sent):
     sessions: list[str]
     events: Number
     user_state: bool
+    memories: bool
 
 
 class Fact(Sent):

@@ -22,7 +22,7 @@ from holdfast.log.messages import Limits
 from holdfast.log.names import HAS_NAMES, names_of, value_of
 from holdfast.log.view import Ranges, View, fold, view_of
 from holdfast.stores import portable
-from holdfast.stores.erasing import Burial
+from holdfast.stores.erasing import Burial as Burial  # also for memory, which may know no other store module
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import Appended, Head
 
@@ -363,6 +363,11 @@ class Store(SessionStore, ABC):
         self, log: Log, words: Sequence[str], segments: Iterable[tuple[int, int, int]], limit: int
     ) -> list[int]:
         """The last `limit` seqs of messages that hold all words, oldest first."""
+
+    @abstractmethod
+    def hits(self, log: Log, words: Sequence[str]) -> dict[str, list[int]]:
+        """Of each word the events of this very log whose indexed text holds it, in order; SearchUnavailable if the log
+        is encrypted."""
 
     # -- reading with ancestors ------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
 
 LISTED = ("title", "metadata", "work_dir")  # columns of the list of sessions
-DERIVING = ("summary.added", "model.called", "fact.updated", "event.redacted")  # which make a plan out of date
+# Events that make a plan out of date.
+DERIVING = ("summary.added", "model.called", "fact.updated", "memory.stored", "event.redacted")
 _TITLED = ("session.created", "session.changed", "session.forked", "view.restored")
 # Words of ours, which say nothing about what somebody said.
 _STRUCTURAL = frozenset(
@@ -43,6 +44,7 @@ class Burial:
     blobs: dict[int, set[str]] = field(default_factory=dict)
     heads: dict[int, int] = field(default_factory=dict)  # log -> the head that this was planned at
     readers: dict[int, set[int]] = field(default_factory=dict)  # log -> those who read from it
+    names: dict[int, set[tuple[str, int]]] = field(default_factory=dict)  # rows of named values: name and seq
     columns: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of rows in the list of sessions
     whole: list[int] = field(default_factory=list)  # logs of which names, keys, index and every blob go as well
     dead: set[int] = field(default_factory=set)  # deleted logs among them

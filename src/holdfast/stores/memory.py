@@ -11,10 +11,10 @@ from typing import Any
 
 from holdfast.errors import Conflict, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
 from holdfast.ids import REAL, Ids, crashpoint
-from holdfast.log.events import MESSAGE_TYPES, Draft, Row
+from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.log.view import view_of
-from holdfast.stores.base import Due, Fork, Info, Log, Store
+from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
 from holdfast.stores.erasing import DERIVING, Burial, shared_records
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.plan import (
@@ -292,6 +292,9 @@ class MemoryStore(MemorySlips, Store):
         for number, digests in burial.blobs.items():
             for digest in digests:
                 self._memory.logs[number].blobs.pop(digest, None)
+        for number, names in burial.names.items():
+            for name, seq in names:
+                _drop_name(self._memory.logs[number].names, name, seq)
         for number, columns in burial.columns.items():
             for column in columns:
                 self._memory.logs[number].columns.pop(column, None)
@@ -518,15 +521,35 @@ class MemoryStore(MemorySlips, Store):
         wanted = set(words)
         with self._memory.lock:
             for number, first, last in reversed(list(segments)):
-                kept = self._memory.logs[number]
                 for row in self._scan(
                     number, first, last, limit=None, reverse=True, types=MESSAGE_TYPES, marked=False, since=None
                 ):
-                    if row.seq not in kept.words:
-                        kept.words[row.seq] = frozenset(searchable(row).split())
-                    if len(found) < limit and wanted <= kept.words[row.seq]:
+                    if len(found) < limit and wanted <= self._words(number, row):
                         found.append(row.seq)
         return found[::-1]
+
+    def hits(self, log: Log, words: Sequence[str]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {word: [] for word in words}
+        with self._memory.lock:
+            for row in self._scan(
+                log.number, 1, MAX_SEQ, limit=None, reverse=False, types=INDEXED_TYPES, marked=False, since=None
+            ):
+                for word in self._words(log.number, row) & found.keys():
+                    found[word].append(row.seq)
+        return found
+
+    def _words(self, number: int, row: Row) -> frozenset[str]:
+        kept = self._memory.logs[number]
+        if row.seq not in kept.words:
+            kept.words[row.seq] = frozenset(searchable(row).split())
+        return kept.words[row.seq]
+
+
+def _drop_name(names: dict[str, tuple[list[int], list[int | None]]], name: str, seq: int) -> None:
+    seqs, refs = names[name]
+    del refs[seqs.index(seq)], seqs[seqs.index(seq)]
+    if not seqs:
+        del names[name]
 
 
 def _info(kept: Kept) -> Info:

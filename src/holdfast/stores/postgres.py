@@ -21,7 +21,7 @@ from holdfast.errors import (
     StaleEpoch,
 )
 from holdfast.ids import REAL, Ids, crashpoint
-from holdfast.log.events import MESSAGE_TYPES, Draft, Row
+from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
 from holdfast.stores.erasing import DERIVING, Burial, shared_records
@@ -149,9 +149,14 @@ BLOB = "SELECT data FROM holdfast.blobs WHERE log = %s AND digest = %s"
 INDEXED = "SELECT upto FROM holdfast.indexed WHERE log = %s"
 LOCK_INDEX = "SELECT pg_advisory_xact_lock(1752132964, hashint8(%s))"
 SET_INDEXED = "INSERT INTO holdfast.indexed VALUES(%s,%s) ON CONFLICT(log) DO UPDATE SET upto = excluded.upto"
-ADD_WORDS = "INSERT INTO holdfast.words VALUES(%s,%s,array_to_tsvector(%s::text[]))"
+ADD_WORDS = """INSERT INTO holdfast.words SELECT %s, seq, array_to_tsvector(string_to_array(text, ' '))
+    FROM unnest(%s::bigint[], %s::text[]) AS found(seq, text)"""
 MATCH = """SELECT seq FROM holdfast.words WHERE log = %s AND seq BETWEEN %s AND %s AND words @@ %s::tsquery
     ORDER BY seq DESC LIMIT %s"""
+# The words of this log first: what a common word costs must not depend on how many other logs hold it.
+HITS = """WITH mine AS MATERIALIZED (SELECT seq, words FROM holdfast.words WHERE log = %s)
+    SELECT word, seq FROM unnest(%s::text[]) AS word, mine
+    WHERE words @@ ('''' || word || '''')::tsquery ORDER BY seq"""
 HAS_TYPES = "SELECT 1 FROM holdfast.events WHERE log = %s AND seq > %s AND type = ANY(%s) LIMIT 1"
 READERS = "SELECT log FROM holdfast.lineage WHERE ancestor = %s"
 NEEDED = "SELECT 1 FROM holdfast.lineage WHERE ancestor = %s LIMIT 1"
@@ -195,6 +200,7 @@ BURY = "UPDATE holdfast.events SET body = NULL, tomb = %s WHERE log = %s AND seq
 BURY_WORDS = "DELETE FROM holdfast.words WHERE log = %s AND seq = %s"
 BURY_ONCE = "UPDATE holdfast.once SET digest = ''::bytea WHERE log = %s AND first <= %s AND last >= %s"
 DROP_BLOB = "DELETE FROM holdfast.blobs WHERE log = %s AND digest = %s"
+DROP_NAME = "DELETE FROM holdfast.names WHERE log = %s AND name = %s AND seq = %s"
 ADD_ERASURE = "INSERT INTO holdfast.erasures VALUES(%s,%s,true) ON CONFLICT DO NOTHING"
 CLOSE_ERASURE = "UPDATE holdfast.erasures SET open = false WHERE log = %s AND open"
 FORGET_OWNER = """UPDATE holdfast.sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL
@@ -645,6 +651,9 @@ class PostgresStore(PostgresSlips, Store):
             for number, digests in burial.blobs.items():
                 for digest in digests:
                     db.execute(DROP_BLOB, (number, blob_name(self._key(number, db), digest)))
+            for number, names in burial.names.items():
+                for name, seq in names:
+                    db.execute(DROP_NAME, (number, hidden(self._key(number, db), name), seq))
             crashpoint("inside burial")
             for number in burial.whole:
                 self._erase_rest(db, number)
@@ -869,10 +878,19 @@ class PostgresStore(PostgresSlips, Store):
                 break
         return found[::-1]
 
+    def hits(self, log: Log, words: Sequence[str]) -> dict[str, list[int]]:
+        self._keys.refuse_search(log)
+        while self._index(log.number):
+            pass
+        found: dict[str, list[int]] = {word: [] for word in words}
+        for word, seq in self.server.fetch(HITS, (log.number, list(found))):
+            found[word].append(seq)
+        return found
+
     def _index(self, number: int) -> bool:
-        """Index the next batch of a log's messages; False when there is nothing left."""
+        """Index the next batch of a log's texts; False when there is nothing left."""
         found = self.server.fetch_one(INDEXED, (number,))
-        start = (number, (found[0] if found else 0) + 1, MAX_SEQ, list(MESSAGE_TYPES), 1)
+        start = (number, (found[0] if found else 0) + 1, MAX_SEQ, list(INDEXED_TYPES), 1)
         if self.server.fetch_one(UNINDEXED, start) is None:
             return False
 
@@ -881,13 +899,11 @@ class PostgresStore(PostgresSlips, Store):
             if db.execute(SHARE_LOG, (number,)).fetchone() is None:
                 return False  # purged meanwhile: its words must not come back
             found = db.execute(INDEXED, (number,)).fetchone()
-            start = (number, (found[0] if found else 0) + 1, MAX_SEQ, list(MESSAGE_TYPES), INDEX_BATCH)
+            start = (number, (found[0] if found else 0) + 1, MAX_SEQ, list(INDEXED_TYPES), INDEX_BATCH)
             rows = [Row(*row) for row in db.execute(UNINDEXED, start).fetchall()]
-            with db.pipeline():
-                for row in rows:
-                    db.execute(ADD_WORDS, (number, row.seq, sorted(set(searchable(row).split()))))
-                if rows:
-                    db.execute(SET_INDEXED, (number, rows[-1].seq))
+            if rows:
+                db.execute(ADD_WORDS, (number, [row.seq for row in rows], [searchable(row) for row in rows]))
+                db.execute(SET_INDEXED, (number, rows[-1].seq))
             return bool(rows)
 
         return self.server.transaction(job)

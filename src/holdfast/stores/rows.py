@@ -10,7 +10,7 @@ from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
 from holdfast.log.messages import from_data
 from holdfast.log.names import HAS_NAMES, NameRow, columns_of, names_of
 from holdfast.log.view import is_marked, view_of
-from holdfast.log.words import words
+from holdfast.log.words import stems, words
 from holdfast.stores.base import Fork, Info, Log
 from holdfast.stores.keys import Keys
 from holdfast.stores.plan import RETENTION_TYPES, SNAPSHOT_EVERY, Appended, Batch, Head, keep_of
@@ -103,12 +103,17 @@ def session_columns(changed: dict[str, Any], key: DataKey | None = None) -> dict
 
 
 def searchable(row: Row) -> str:
-    """The words of a message's text, as the index wants them."""
+    """The words of an event's text, as the index wants them: those of a message as they are, those of a memory and its
+    key by their stems."""
     event = Event(row)
     if event.erased:
         return ""
+    if row.type == "memory.stored":
+        said = stems(f"{event.data['key']} {event.data['text']}")
+    else:
+        said = words(from_data(message_data(event), lambda _: b"").text)
     room, found = MAX_INDEXED, []
-    for word in dict.fromkeys(words(from_data(message_data(event), lambda _: b"").text)):
+    for word in dict.fromkeys(said):
         room -= len(word) + 1
         if room < 0:
             break

@@ -11,7 +11,7 @@ import apsw
 
 from holdfast.errors import Conflict, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
 from holdfast.ids import REAL, Ids, crashpoint
-from holdfast.log.events import MESSAGE_TYPES, Draft, Row
+from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.base import Due, Fork, Info, Log, Store
 from holdfast.stores.erasing import DERIVING, Burial, shared_records
@@ -118,7 +118,9 @@ INDEXED = "SELECT upto FROM indexed WHERE log = ?"
 SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET upto = ?2"
 ADD_WORDS = "INSERT INTO words(rowid, text) VALUES(?,?)"
 MATCH = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid DESC LIMIT ?"
-HAS_TYPES = "SELECT 1 FROM events WHERE event BETWEEN ? AND ? AND type IN (?,?,?,?) LIMIT 1"
+HITS = "SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid"
+HAS_TYPES = f"""SELECT 1 FROM events
+    WHERE event BETWEEN ? AND ? AND type IN ({",".join("?" * len(DERIVING))}) LIMIT 1"""
 READERS = "SELECT log FROM lineage WHERE ancestor = ?"
 NEEDED = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
 DROP_LINEAGE = "DELETE FROM lineage WHERE ancestor = ? AND log = ?"
@@ -156,6 +158,7 @@ WORK = (
 BURY = "UPDATE events SET body = NULL, tomb = ? WHERE event = ?"
 BURY_ONCE = "UPDATE once SET digest = x'' WHERE log = ? AND first <= ? AND last >= ?"
 DROP_BLOB = "DELETE FROM blobs WHERE log = ? AND digest = ?"
+DROP_NAME = "DELETE FROM names WHERE log = ? AND name = ? AND seq = ?"
 ADD_ERASURE = "INSERT OR IGNORE INTO erasures VALUES(?,?,1)"
 CLOSE_ERASURE = "UPDATE erasures SET open = 0 WHERE log = ? AND open = 1"
 FORGET_OWNER = "UPDATE sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL WHERE log = ?"
@@ -493,6 +496,9 @@ class SQLiteStore(SQLiteSlips, Store):
             for number, digests in burial.blobs.items():
                 key = self._key(db, number)
                 db.executemany(DROP_BLOB, [(number, blob_name(key, digest)) for digest in digests])
+            for number, names in burial.names.items():
+                key = self._key(db, number)
+                db.executemany(DROP_NAME, [(number, hidden(key, name), seq) for name, seq in names])
             crashpoint("inside burial")
             for number in burial.whole:
                 self._erase_rest(db, number)
@@ -733,8 +739,20 @@ class SQLiteStore(SQLiteSlips, Store):
                 break
         return found[::-1]
 
+    def hits(self, log: Log, words: Sequence[str]) -> dict[str, list[int]]:
+        self._keys.refuse_search(log)
+        while self._index(log.number):
+            pass
+
+        def job(db: Connection) -> dict[str, list[int]]:
+            bounds = _bounds(log.number)
+            found = {word: many(db, HITS, (f'"{word}"', *bounds)) for word in words}
+            return {word: [rowid & 0xFFFFFFFF for (rowid,) in rows] for word, rows in found.items()}
+
+        return self.file.read(job)
+
     def _index(self, number: int) -> bool:
-        """Index the next batch of a log's messages; False when there is nothing left.
+        """Index the next batch of a log's texts; False when there is nothing left.
 
         The index is filled when somebody searches, so that a turn never pays for it.
         """
@@ -743,8 +761,8 @@ class SQLiteStore(SQLiteSlips, Store):
             found = one(db, INDEXED, (number,))
             upto = found[0] if found else 0
             shifted = number << SHIFT
-            query = _SCANS[False, False, False, len(MESSAGE_TYPES)]
-            bound = (shifted | upto + 1, shifted | 0xFFFFFFFF, *MESSAGE_TYPES, INDEX_BATCH)
+            query = _SCANS[False, False, False, len(INDEXED_TYPES)]
+            bound = (shifted | upto + 1, shifted | 0xFFFFFFFF, *INDEXED_TYPES, INDEX_BATCH)
             rows = [Row(*row) for row in many(db, query, bound)]
             if not rows:
                 return False
@@ -760,8 +778,8 @@ class SQLiteStore(SQLiteSlips, Store):
 def _is_indexed(db: Connection, number: int) -> bool:
     found = one(db, INDEXED, (number,))
     shifted = number << SHIFT
-    query = _SCANS[False, False, False, len(MESSAGE_TYPES)]
-    bound = (shifted | (found[0] if found else 0) + 1, shifted | 0xFFFFFFFF, *MESSAGE_TYPES, 1)
+    query = _SCANS[False, False, False, len(INDEXED_TYPES)]
+    bound = (shifted | (found[0] if found else 0) + 1, shifted | 0xFFFFFFFF, *INDEXED_TYPES, 1)
     return one(db, query, bound) is None
 
 

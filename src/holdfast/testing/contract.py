@@ -34,9 +34,10 @@ from holdfast.errors import (
 )
 from holdfast.ids import FixedIds
 from holdfast.log.events import Draft, Event, Row
+from holdfast.log.tombs import tomb
 from holdfast.log.view import view_of
 from holdfast.stores.base import Log, Store
-from holdfast.stores.erasing import plan_erasure, plan_redaction
+from holdfast.stores.erasing import Burial, plan_erasure, plan_redaction
 from holdfast.stores.lease import Claim, holder
 from holdfast.stores.plan import Appended
 
@@ -57,6 +58,11 @@ HOSTILE = (
 def note(text: str, *, run: str | None = None, author: str | None = None, actor: str | None = None) -> Draft:
     """An event that adds a message."""
     return Draft(type="message.added", data={"role": "user", "text": text}, run=run, author=author, actor=actor)
+
+
+def memory(key: str, text: str) -> Draft:
+    """An event that keeps a memory."""
+    return Draft(type="memory.stored", data={"app": None, "key": key, "text": text, "kind": "fact", "confidence": 1.0})
 
 
 def texts(rows: Iterable[Row]) -> list[str]:
@@ -298,6 +304,41 @@ class StoreContract:
         assert found("diamond") == [2, 6]
         assert store.search(log, ["diamond"], [[1, 0]], 1) == [6]
         assert store.search(log, ["diamond"], [[1, 4]], 9) == [2]
+
+    def test_tells_which_events_hold_a_word(self, store: Store, log: Log) -> None:
+        store.append(log, [memory("one", "Chronic migraines"), note("a migraine, a Migraine"), memory("two", "tea")])
+        assert store.hits(log, ["migrain", "migraine", "chron", "one", "two", "nothing"]) == {
+            "migrain": [2],  # memories by their stems, and by their keys
+            "migraine": [3],  # messages by their words as they are
+            "chron": [2],
+            "one": [2],
+            "two": [4],
+            "nothing": [],
+        }
+        store.append(log, [memory("one", "Green tea")])
+        other = store.create("memory", "other", [memory("one", "tea")])
+        assert store.hits(log, ["tea"]) == {"tea": [4, 5]}
+        assert store.hits(other, ["tea"]) == {"tea": [1]}
+        assert store.hits(log, []) == {}
+
+    def test_a_burial_takes_names_and_words_with_it(self, store: Store) -> None:
+        log = store.create("memory", "m", [memory("k", "one"), memory("k", "two"), memory("j", "three")])
+        event = store.event(log, 2)
+        burial = Burial(
+            tombs={log.number: [(2, tomb(event, names=False))]},
+            heads={log.number: 3},
+            names={log.number: {("memory//k", 2)}},
+        )
+        record = [Draft(type="memory.forgotten", data={"reason": "r", **burial.record(log)})]
+        store.append(log, [memory("k", "four")])
+        with pytest.raises(Conflict):
+            store.bury(log, record, burial)  # planned before there was another version
+        burial.heads[log.number] = 4
+        store.bury(log, record, burial)
+        assert store.refs(log, "memory/") == {"memory//j": 3, "memory//k": 4}
+        assert store.refs(log, "memory/", 3) == {"memory//j": 3, "memory//k": 1}
+        assert store.event(log, 2).erased
+        assert store.verify(log)
 
     def test_keeps_bytes_once_beside_the_events(self, store: Store, log: Log) -> None:
         store.append(log, [Draft(type="message.added", data={"role": "user", "parts": []}, blobs={"d": b"\0\xff"})])

@@ -1,0 +1,226 @@
+"""Memories by their words and by their vectors, the two ranks fused.
+
+A vector is kept in the event of its memory, with the name of what made it: vectors of different makers are never
+compared. What has none yet, because the embedder failed or is another one now, is found by its words, and is embedded a
+portion at a time by later searches. The cache here is one of the log: it follows the living events, and holds no text.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from math import isfinite, sqrt
+from operator import mul
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import Conflict, InvalidArgument, LifecycleError, SessionNotFound
+from holdfast.log.events import Draft, Event
+from holdfast.memory import ngrams
+from holdfast.memory.base import Hit, said
+from holdfast.memory.keyword import by_words
+from holdfast.memory.shelf import STORED
+
+if TYPE_CHECKING:
+    from holdfast.memory.shelf import Shelf
+    from holdfast.stores.base import Log
+
+Embedder = Callable[[list[str]], Sequence[Sequence[float]]]
+FUSION = 60  # the constant of reciprocal rank fusion: how little the very first places count more than the next
+FLOOR = 0.2  # the cosine below which a memory does not count as found
+PORTION = 64  # memories that one search embeds for those to come
+MAX_DIMENSION = 16_384
+MAX_CACHED = 64 << 20  # bytes of vectors in this process, over all users
+
+
+class HybridService:
+    """Words and vectors. Without an embedder the vectors are hashed n-grams, and it says so."""
+
+    def __init__(self, embedder: Embedder | None = None, *, name: str | None = None, floor: float = FLOOR) -> None:
+        self._embed: Embedder = ngrams.hashed if embedder is None else embedder
+        self.embedder = ngrams.NAME if embedder is None else name or _named(embedder)
+        self.floor = floor
+        self.failure: str | None = None  # what the embedder said when it failed last; None once it works again
+        self._vectors = _Vectors()
+
+    def describe(self) -> str:
+        how = f"vectors of {self.embedder}"
+        if self._embed is ngrams.hashed:
+            how = "hashed n-grams: spelling, not meaning (pass embedder= for meaning)"
+        down = f"; the embedder failed, so words alone are used: {self.failure}" if self.failure else ""
+        return f"keywords and {how}, fused by rank{down}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.describe()!r})"
+
+    def extras(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        vectors = self._embedded(list(texts))
+        return [{} if vector is None else self._packed(vector) for vector in vectors]
+
+    def ranked(self, shelf: Shelf, log: Log | None, live: Mapping[str, int], query: str) -> list[Hit]:
+        if log is None or not live:
+            self._vectors.drop(shelf)
+            return []
+        words = by_words(shelf, log, live, query)
+        (asked,) = self._embedded([query]) if query.strip() else (None,)
+        if asked is None:
+            return words
+        known = self._vectors.of(shelf, log, live, self.embedder)
+        self._fill(shelf, log, [seq for seq in live.values() if seq not in known])
+        close = _closest(known, asked, self.floor)
+        scores: dict[int, float] = {}
+        for seqs in ([hit.seq for hit in words], close):
+            for rank, seq in enumerate(seqs, 1):
+                scores[seq] = scores.get(seq, 0.0) + 1 / (FUSION + rank)
+        fits = {hit.seq for hit in words if hit.fits} | set(close)
+        found = sorted(((round(score, 6), seq) for seq, score in scores.items()), reverse=True)
+        return [Hit(seq, score, seq in fits) for score, seq in found]
+
+    def _embedded(self, texts: list[str]) -> list[array[float] | None]:
+        """A vector of length one for each text; None for all of them if the embedder failed."""
+        try:
+            given = self._embed(texts)
+        except Exception as error:  # noqa: BLE001 - anybody's code, over anybody's network: the text must not be lost
+            self.failure = f"{type(error).__name__}: {error}"[:300]
+            return [None] * len(texts)
+        self.failure = None
+        return _checked(given, len(texts))
+
+    def _packed(self, vector: array[float]) -> dict[str, Any]:
+        data = base64.b64encode(vector.tobytes()).decode()
+        return {"vector": data, "embedder": self.embedder, "dimension": len(vector)}
+
+    def _fill(self, shelf: Shelf, log: Log, seqs: Sequence[int]) -> None:
+        """Embed some of the memories that have no vector of ours, for the searches to come."""
+        if not seqs:
+            return
+        try:
+            head = shelf.store.head(log).head
+        except SessionNotFound:
+            return
+        events = list(shelf.read(log, sorted(seqs)[:PORTION]))
+        vectors = self._embedded([said(event.data) for event in events])
+        drafts = []
+        for event, vector in zip(events, vectors, strict=True):
+            if vector is not None:
+                times = {"created": event.data.get("created", event.at), "updated": event.data.get("updated", event.at)}
+                drafts.append(Draft(type="memory.stored", data=event.data | times | self._packed(vector)))
+        try:
+            if drafts:
+                shelf.store.append(log, drafts, expected=head)
+        except (Conflict, SessionNotFound, LifecycleError):
+            pass  # somebody changed something meanwhile, perhaps these: another search will see to it
+
+
+def _named(embedder: Embedder) -> str:
+    kind = embedder if hasattr(embedder, "__qualname__") else type(embedder)
+    return str(getattr(embedder, "name", None) or f"{kind.__module__}.{kind.__qualname__}")
+
+
+_CONTRACT = "an embedder takes a list of texts and gives a list with one vector, a list of floats, for each"
+
+
+def _checked(given: object, count: int) -> list[array[float] | None]:
+    """Vectors of length one; None for one that is nothing but zeros. InvalidArgument for what is no vector."""
+    try:
+        vectors = [array("f", vector) for vector in given]  # type: ignore[attr-defined]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{_CONTRACT}: this one gave {type(given).__name__} ({error})") from error
+    if len(vectors) != count or len({len(vector) for vector in vectors}) > 1:
+        raise InvalidArgument(f"{_CONTRACT}: this one gave {len(vectors)} for {count} texts, or not all of one length")
+    if vectors and not 1 <= len(vectors[0]) <= MAX_DIMENSION:
+        raise InvalidArgument(f"a vector of {len(vectors[0])} numbers: use 1 to {MAX_DIMENSION}")
+    found: list[array[float] | None] = []
+    for vector in vectors:
+        length = sqrt(sum(map(mul, vector, vector)))
+        if not isfinite(length):
+            raise InvalidArgument(f"{_CONTRACT}: this one gave a number that is not finite")
+        found.append(array("f", [value / length for value in vector]) if length else None)
+    return found
+
+
+def _closest(known: Mapping[int, array[float]], asked: array[float], floor: float) -> list[int]:
+    """The events whose vectors point where the query's does, the closest first."""
+    fitting = {seq: vector for seq, vector in known.items() if len(vector) == len(asked)}
+    found = zip(_cosines(list(fitting.values()), asked), fitting, strict=True)
+    ranked = sorted(((round(cosine, 4), seq) for cosine, seq in found if cosine >= floor), reverse=True)
+    return [seq for _, seq in ranked]
+
+
+def _cosines(vectors: Sequence[array[float]], asked: array[float]) -> list[float]:
+    numpy = _numpy()
+    if numpy is not None and vectors:
+        matrix = numpy.frombuffer(b"".join(vectors), dtype=numpy.float32).reshape(len(vectors), len(asked))
+        cosines: list[float] = (matrix @ numpy.frombuffer(asked, dtype=numpy.float32)).tolist()
+        return cosines
+    places = [place for place, value in enumerate(asked) if value]
+    if len(places) * 4 < len(asked):  # hashed n-grams of a short query are nearly all zeros
+        values = [asked[place] for place in places]
+        return [sum([value * vector[place] for place, value in zip(places, values, strict=True)]) for vector in vectors]
+    return [sum(map(mul, asked, vector)) for vector in vectors]
+
+
+@cache
+def _numpy() -> Any:  # noqa: ANN401 - the module, where it is installed
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+class _Vectors:
+    """The vectors of the shelves that were searched last. A cache of their logs, moved forward with them."""
+
+    def __init__(self, limit: int = MAX_CACHED) -> None:
+        self._lock = threading.Lock()
+        self._shelves: OrderedDict[tuple[str, ...], _Read] = OrderedDict()
+        self._limit = limit
+
+    def of(self, shelf: Shelf, log: Log, live: Mapping[str, int], embedder: str) -> dict[int, array[float]]:
+        """The vectors of the living memories that have one. What is not alive any more is dropped, whoever forgot it:
+        the names are read anew each time, and go with what they name."""
+        with self._lock:
+            known = self._shelves.get(shelf.place)
+        if known is None or known.uid != log.uid:
+            known = _Read(log.uid, 0, {})
+        wanted = set(live.values())
+        newest = max(wanted)
+        found = {seq: vector for seq, vector in known.vectors.items() if seq in wanted}
+        if newest > known.upto:
+            for row in shelf.store.read(log, known.upto + 1, newest, types=STORED):
+                if row.seq in wanted and row.body is not None:
+                    data = Event(row).data
+                    if data.get("embedder") == embedder:
+                        found[row.seq] = _unpacked(data["vector"])
+        self._keep(shelf.place, _Read(log.uid, max(newest, known.upto), found))
+        return found
+
+    def drop(self, shelf: Shelf) -> None:
+        with self._lock:
+            self._shelves.pop(shelf.place, None)
+
+    def _keep(self, place: tuple[str, ...], read: _Read) -> None:
+        with self._lock:
+            self._shelves[place] = read
+            self._shelves.move_to_end(place)
+            size = sum(each.size for each in self._shelves.values())
+            while size > self._limit and self._shelves:
+                size -= self._shelves.popitem(last=False)[1].size
+
+
+class _Read:
+    """How far a log was read, and the vectors that were found."""
+
+    def __init__(self, uid: str, upto: int, vectors: dict[int, array[float]]) -> None:
+        self.uid, self.upto, self.vectors = uid, upto, vectors
+        self.size = sum(len(vector) * vector.itemsize for vector in vectors.values())
+
+
+def _unpacked(data: str) -> array[float]:
+    found = array("f")
+    found.frombytes(base64.b64decode(data))
+    return found
