@@ -12,6 +12,7 @@ import random
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from holdfast import KeywordMemoryService, Memory, VectorMemoryService
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 
-HEADINGS = ("search", "median", "p99", "must be", "verdict")
+Taken = tuple[float, float]  # seconds on the clock, and of work
+HEADINGS = ("search", "median", "p99", "CPU of this process, median", "must be", "verdict")
 BOUND = 0.025  # seconds, the median
 DIMENSION = 384
 LENGTH, QUERY = 9, 4  # words of a memory and of a query
@@ -61,15 +63,17 @@ def table(*, quick: bool) -> tuple[list[tuple[str, ...]], bool]:
             rows.append(_row(f"{name}, keyword: the first after {size.memories:,} were stored", indexed(address, size)))
             for service in SERVICES:
                 print(f"… {name}, {' '.join(service)}", file=sys.stderr, flush=True)
-                for case, seconds in measured(address, service, size).items():
-                    rows.append(_row(f"{name}, {' '.join(service)}: {case}", seconds, bound=case != FIRST))
+                for case, taken in measured(address, service, size).items():
+                    rows.append(_row(f"{name}, {' '.join(service)}: {case}", taken, bound=case != FIRST))
     return rows, not any("MISSED" in row for row in rows)
 
 
-def _row(name: str, seconds: list[float], *, bound: bool = False) -> tuple[str, ...]:
-    median, last = statistics.median(seconds), sorted(seconds)[int(len(seconds) * 0.99)]
+def _row(name: str, taken: list[Taken], *, bound: bool = False) -> tuple[str, ...]:
+    clocked = sorted(seconds for seconds, _ in taken)
+    median, last = statistics.median(clocked), clocked[int(len(clocked) * 0.99)]
+    worked = statistics.median(seconds for _, seconds in taken)
     limit, verdict = (f"<= {BOUND * 1e3:g} ms", "ok" if median <= BOUND else "MISSED") if bound else ("", "")
-    return name, f"{median * 1e3:.1f} ms", f"{last * 1e3:.1f} ms", limit, verdict
+    return name, *(f"{seconds * 1e3:.1f} ms" for seconds in (median, last, worked)), limit, verdict
 
 
 def fill(address: str, size: Size) -> None:
@@ -81,28 +85,28 @@ def fill(address: str, size: Size) -> None:
             memory.store(f"note-{place}", text, user_id=f"user-{user}")
 
 
-def indexed(address: str, size: Size) -> list[float]:
+def indexed(address: str, size: Size) -> list[Taken]:
     """The seconds of everybody's first search, which finds nothing indexed."""
     with opened(address) as store:
         memory = fresh(store, "keyword")
         return [timed(memory, user, query) for user, query in enumerate(sentences(3, QUERY, size.users))]
 
 
-def measured(address: str, service: list[str], size: Size) -> dict[str, list[float]]:
+def measured(address: str, service: list[str], size: Size) -> dict[str, list[Taken]]:
     """The seconds of each case, from processes that run one after another."""
 
-    def searched(searches: int) -> dict[str, list[float]]:
+    def searched(searches: int) -> dict[str, list[Taken]]:
         numbers = [str(size.users), str(searches)]
         command = [sys.executable, "-m", "benchmarks.retrieval_crowd", address, *service, *numbers]
         found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
-        seconds: dict[str, list[float]] = json.loads(found.stdout)
+        seconds: dict[str, list[Taken]] = json.loads(found.stdout)
         return seconds
 
     firsts = [second for _ in range(size.processes) for second in searched(0)[FIRST]]
     return searched(size.searches) | {FIRST: firsts}
 
 
-def search(store: Store, service: str, users: int, searches: int) -> dict[str, list[float]]:
+def search(store: Store, service: str, users: int, searches: int) -> dict[str, list[Taken]]:
     """The seconds of each search, in each case."""
     queries = sentences(2, QUERY, 1 + 3 * searches)
     kept = fresh(store, service)
@@ -122,10 +126,11 @@ def fresh(store: Store, service: str) -> Memory:
     )
 
 
-def timed(memory: Memory, user: int, query: str) -> float:
-    start = clock()
+def timed(memory: Memory, user: int, query: str) -> Taken:
+    """The seconds on the clock, and those that this process worked: on a busy machine only the latter say much."""
+    start, worked = clock(), time.process_time()
     memory.search(query, limit=5, user_id=f"user-{user}")
-    return clock() - start
+    return clock() - start, time.process_time() - worked
 
 
 def opened(address: str) -> Store:
