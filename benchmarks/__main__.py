@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks import (
     crowds,
     deltas,
+    flows,
     footprint,
     keeping,
     lookups,
@@ -40,6 +41,7 @@ JOBS: dict[str, Callable[[Scale], Iterator[Figure]]] = {
     "import": footprint.importing,
     "run": loops.runs,
     "window": loops.windows,
+    "flow": flows.overhead,
     "delta": deltas.one_stream,
     "streams": deltas.many_streams,
     "prune": keeping.pruning,

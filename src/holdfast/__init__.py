@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.agent import Agent
     from holdfast.entity import Entity
+    from holdfast.flow.runner import Runner
     from holdfast.log.messages import File, Image, Message
     from holdfast.loop.mcp import MCPServer
     from holdfast.loop.response import Response
@@ -34,6 +35,7 @@ __all__ = [
     "Memory",
     "Message",
     "Response",
+    "Runner",
     "Session",
     "ToolContext",
     "Usage",
@@ -54,6 +56,7 @@ _HOMES = {
     "Memory": "remembering",
     "Message": "log.messages",
     "Response": "loop.response",
+    "Runner": "flow.runner",
     "Session": "session",
     "ToolContext": "loop.tools",
     "Usage": "models.base",

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from holdfast.askable import Askable
 from holdfast.errors import InvalidArgument
-from holdfast.log.messages import Message
-from holdfast.loop.settings import Settings
+from holdfast.loop.settings import Plan, Settings
 from holdfast.session import Session
-from holdfast.stores.base import SessionStore, Store
+from holdfast.stores.base import Log, SessionStore, Store
 from holdfast.stores.opening import open_store
 
 if TYPE_CHECKING:
     from holdfast.loop.output import OutputShape
     from holdfast.loop.response import Response
-    from holdfast.loop.stream import StreamEvent
     from holdfast.loop.tools import Tool
     from holdfast.models.base import Model
-    from holdfast.turns import AsyncStream
+    from holdfast.remembering import Memory
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
-class Agent:
+class Agent(Askable):
     """Who answers in a session.
 
         agent = Agent(provider="openai", model="gpt-4o", tools=[get_user_orders])
         agent.session().run("What did I order?")
+
+    With `handoffs=[billing, tech]` its model can hand the conversation to another agent, which sees all of it and has
+    it from then on. With `memory=` what is remembered about the question is put before the model.
 
     Without a model it is the configured default (`HOLDFAST_MODEL`). `instructions` (or `system`) may name state:
     "Improve: {draft}".
@@ -53,6 +59,8 @@ class Agent:
         extract: Callable[[Response], Mapping[str, Any] | None] | None = None,
         store: Store | SessionStore | str | None = None,
         session: Session | None = None,
+        memory: Memory | None = None,
+        handoffs: Sequence[Askable] = (),
         script: Sequence[Any] | Callable[..., Any] | None = None,
     ) -> None:
         if instructions is not None and system is not None and instructions != system:
@@ -65,6 +73,11 @@ class Agent:
         self.output_key, self.extract = output_key, extract
         self.shape = None if output_schema is None else _shape(output_schema)
         self.tools = {} if tools is None else _tools(tools)
+        self.memory = memory
+        if memory is not None:
+            self.tools = {**{each.name: each for each in memory.tools()}, **self.tools}
+        self.handoffs = list(handoffs)
+        _transfers(self)  # refuses what cannot be handed over to, here and not in the middle of a turn
         self.store: Store | None = None if store is None else open_store(store)
         self._session = session
         self._options = {
@@ -89,46 +102,80 @@ class Agent:
 
     def settings(self) -> Settings:
         """This agent, as the loop needs it."""
+        memory = self.memory
+        transfers = _transfers(self) if self.handoffs else {}
         return Settings(
             name=self.name,
             model=self.model,
-            tools=self.tools,
+            tools={**self.tools, **transfers},
             instructions=self.instructions,
             max_steps=self.max_steps,
             timeout=self.timeout,
+            description=self.description,
+            shape=self.shape,
             output_key=self.output_key,
             extract=self.extract,
+            handoffs={each.name or "": each.plan for each in self.handoffs},
+            member=self._member if self.handoffs else None,
+            recall=None if memory is None else partial(_recalled, memory),
             options=self._options,
         )
 
-    def session(self, session_id: str | None = None, **options: Any) -> Session:  # noqa: ANN401 - those of Session
-        """A session with this agent: opened if the id exists, else created. Takes what `Session` takes."""
-        return Session(session_id, agent=self, **options)
+    plan = settings
 
-    def _own(self) -> Session:
-        """The session of a question that names none: the agent's, else a throw-away one."""
-        from holdfast.stores.memory import MemoryStore
+    def _member(self, name: str) -> Plan | None:
+        """Whoever the conversation can get to from here by handoffs, by name."""
+        seen: list[Askable] = []
+        waiting: list[Askable] = [self]
+        while waiting:
+            each = waiting.pop(0)
+            if any(each is one for one in seen):
+                continue
+            if each.name == name:
+                return each.plan()
+            seen.append(each)
+            waiting += getattr(each, "handoffs", ())
+        return None
 
-        return self._session if self._session is not None else Session(agent=self, store=MemoryStore())
 
-    def run(self, message: str | Message | Mapping[str, Any], **options: Any) -> Response:  # noqa: ANN401
-        """Ask in the agent's session, or in a throw-away one. Takes what `Session.run` takes."""
-        return self._own().run(message, agent=self, **options)
+def _recalled(memory: Memory, store: Store, log: Log, question: str, room: int) -> str:
+    """What is remembered about a question, for the user and the app of the session that it is asked in."""
+    return memory.for_prompt(log.user_id, log.app_name, question, room, store=store)
 
-    async def run_async(self, message: str | Message | Mapping[str, Any], **options: Any) -> Response:  # noqa: ANN401
-        return await self._own().run_async(message, agent=self, **options)
 
-    def stream(self, message: str | Message | Mapping[str, Any], **options: Any) -> Iterator[StreamEvent]:  # noqa: ANN401
-        return self._own().stream(message, agent=self, **options)
+def _transfers(agent: Agent) -> dict[str, Tool]:
+    """The tools that hand the conversation to others."""
+    found: dict[str, Tool] = {}
+    for other in agent.handoffs:
+        if not isinstance(other, Askable):
+            raise InvalidArgument(f"handoffs= is a list of agents, and a {type(other).__name__} is none")
+        if not other.name:
+            raise InvalidArgument("an agent that a conversation is handed to needs a name: Agent(name='billing', ...)")
+        tool = _transfer(other)
+        if tool.name in found or tool.name in agent.tools:
+            raise InvalidArgument(f"two tools would be named {tool.name!r}: give the agents names that differ")
+        found[tool.name] = tool
+    return found
 
-    def stream_async(self, message: str | Message | Mapping[str, Any], **options: Any) -> AsyncStream:  # noqa: ANN401
-        return self._own().stream_async(message, agent=self, **options)
 
-    def json(self, message: str | Message | Mapping[str, Any], **options: Any) -> Response:  # noqa: ANN401
-        return self._own().json(message, agent=self, **options)
+def _transfer(other: Askable) -> Tool:
+    from dataclasses import replace
 
-    async def json_async(self, message: str | Message | Mapping[str, Any], **options: Any) -> Response:  # noqa: ANN401
-        return await self._own().json_async(message, agent=self, **options)
+    from holdfast.loop.presenting import TRANSFER
+    from holdfast.loop.tools import tool
+
+    def hand_over(reason: str = "") -> str:
+        """Hand the conversation over.
+
+        Args:
+            reason: What the other one should know, in a sentence.
+        """
+        raise AssertionError("the loop answers this call itself")
+
+    about = f"Hand the conversation over to {other.name}, who sees all of it and answers from then on."
+    name = (TRANSFER + _NOT_IN_NAMES.sub("_", other.name or ""))[:64]
+    made = tool(name=name, description=f"{about} {other.description or ''}".strip())(hand_over)
+    return replace(made, signal=other.name)
 
 
 # What needs pydantic is loaded by those who use it.

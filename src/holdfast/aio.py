@@ -21,6 +21,7 @@ from holdfast import (
     tool,
 )
 from holdfast.agent import Agent as _Agent
+from holdfast.flow.runner import Runner as _Runner
 from holdfast.remembering import Memory as _Memory
 from holdfast.session import Session as _Session
 from holdfast.stores.memory import MemoryStore
@@ -38,6 +39,7 @@ __all__ = [
     "Memory",
     "Message",
     "Response",
+    "Runner",
     "Session",
     "ToolContext",
     "Usage",
@@ -95,3 +97,11 @@ class Agent(_Agent):
 
     def _own(self) -> _Session:
         return self._session if self._session is not None else Session(agent=self, store=MemoryStore())
+
+
+class Runner(_Runner):
+    """A runner that is awaited: `await Runner(flow).run("...", session=session)`."""
+
+    run = _Runner.run_async  # type: ignore[assignment]
+    stream = _Runner.stream_async  # type: ignore[assignment]
+    run_stream = _Runner.run_stream_async  # type: ignore[assignment]

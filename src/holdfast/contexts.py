@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from holdfast.loop.crossing import twin
 
 if TYPE_CHECKING:
-    from holdfast.agent import Agent
+    from holdfast.askable import Askable
     from holdfast.loop.context import Context
     from holdfast.stores.base import Log, Store
 
@@ -17,10 +17,10 @@ class Contexts:
     """The method of a session that shows its prompt."""
 
     store: Store
-    agent: Agent | None
+    agent: Askable | None
     _log: Log
 
-    def context(self, call: int | None = None, *, agent: Agent | None = None) -> Context:
+    def context(self, call: int | None = None, *, agent: Askable | None = None) -> Context:
         """What the model would be sent now, part by part, with token counts; with `call=`, the number of a
         `model.called` event, what it was sent then."""
         from holdfast.loop.context import sent_at

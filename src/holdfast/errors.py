@@ -314,6 +314,31 @@ class TurnCancelled(TurnFailed):
         super().__init__("the turn was cancelled")
 
 
+class RoutingError(TurnFailed):
+    """Nobody could answer: every agent that was asked failed, or a model chose one that is not there. `causes` says
+    why, one by one."""
+
+    code = "routing_failed"
+
+    def __init__(self, what: str, causes: Iterable[str]) -> None:
+        self.causes = tuple(causes)
+        reasons = "; ".join(self.causes)
+        super().__init__(f"{what}: {reasons}" if reasons else what)
+
+
+class HandoffLoop(TurnFailed):
+    """Agents keep handing a conversation to each other, and none of them answers."""
+
+    code = "handoff_loop"
+
+    def __init__(self, giver: str, taker: str) -> None:
+        self.giver, self.taker = giver, taker
+        super().__init__(
+            f"{giver} hands the conversation to {taker} again and again, and nobody answers: "
+            "say in their instructions who answers what"
+        )
+
+
 class MissingState(InvalidArgument):
     """Instructions name a state value that is not there."""
 

@@ -15,7 +15,7 @@ from holdfast.stores.portable import message_draft, messages_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.agent import Agent
+    from holdfast.askable import Askable
     from holdfast.log.view import Turn
     from holdfast.loop.response import Pending
     from holdfast.stores.base import Log, Store
@@ -27,7 +27,7 @@ class Handover:
     """The methods of a session that carry its task to another one."""
 
     store: Store
-    agent: Agent | None
+    agent: Askable | None
     _log: Log
     if TYPE_CHECKING:
 
@@ -41,7 +41,7 @@ class Handover:
         @property
         def pending(self) -> list[Pending]: ...
         @classmethod
-        def _of(cls, store: Store, log: Log, agent: Agent | None = None) -> Self: ...
+        def _of(cls, store: Store, log: Log, agent: Askable | None = None) -> Self: ...
 
     def brief(self) -> str:
         """What a successor needs, as Markdown: facts by kind, open work, last decisions, last words, the git head of

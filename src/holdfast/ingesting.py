@@ -194,8 +194,8 @@ def _asked(memory: Memory, shelf: Shelf, messages: Sequence[Message], model: str
 def _given(given: dict[str, Any], seqs: Sequence[int]) -> Note:
     """A fact as a model gave it, made to fit."""
     text = given["text"].encode()[:MAX_TEXT].decode(errors="ignore")
-    key, kind = given["key"].strip(), given["kind"].strip()
-    if not key or len(key.encode()) > MAX_KEY:
+    key, kind = " ".join(given["key"].split()), " ".join(given["kind"].split())
+    if not key or len(key.encode()) > MAX_KEY or not key.isprintable():
         key = slug(key) or own_key(text)
     confidence = min(1.0, max(0.0, float(given["confidence"])))
     return _note(key, text, kind if kind and len(kind.encode()) <= MAX_KIND else "fact", confidence, seqs)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from holdfast.errors import Conflict, InvalidArgument, SessionNotFound
-from holdfast.log.events import Draft
-from holdfast.log.ids import checked_name, checked_owner
+from holdfast.log.events import Draft, Event
+from holdfast.log.ids import call_key, checked_name, checked_owner, session_of_call
 from holdfast.log.view import view_of
 from holdfast.loop.crossing import twin
 from holdfast.memory.shelf import USER as USER_MEMORY
@@ -90,7 +90,8 @@ class Keeping:
         """Remove the payload of one event, and of every event that repeats its text; their hashes stay.
 
         Summaries that cover it, copies of a call's arguments, state and facts that were taken from a reply, stored
-        prompts, attached bytes, memories that came from it and the search index go with it.
+        prompts, attached bytes, memories that came from it and the search index go with it; so do the sessions of
+        agents that were called as tools with it.
         """
         data = self._because(reason)
         store = self.store
@@ -103,27 +104,31 @@ class Keeping:
             burial.heads.setdefault(recorder.number, store.bare_head(recorder.number).head)
             record = {"seq": seq, **data, **burial.record(recorder)}
             gone_from = {number: [each for each, _ in stones] for number, stones in burial.tombs.items()}
+            called = _called_by(store, holder, [store.event(self._log, each) for each in gone_from[holder.number]])
             self._forget_memories(gone_from)
             try:
                 store.bury(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
             except Conflict:
                 continue  # somebody wrote meanwhile: there may be more to remove
             self._forget_memories(gone_from)  # whoever learnt from it in between looks for it after this
+            self._erase_called(called, data, actor or "holdfast")
             self._drop_windows()
             gone = sorted(each for stones in burial.tombs.values() for each, _ in stones)
             return Redacted(seq=seq, also=[each for each in gone if each != seq])
 
     def erase(self, *, reason: str, actor: str) -> Erased:
         """Remove every payload of this session for good, immutable or not: messages, state, facts, summaries, title,
-        metadata, attached bytes, search index, memories that came from it. The hashes stay, so the chain still
-        verifies. A hold forbids it."""
+        metadata, attached bytes, search index, memories that came from it; and the sessions of agents that it called as
+        tools. The hashes stay, so the chain still verifies. A hold forbids it."""
         data, who = self._because(reason), _checked_actor(actor)
+        called = _called_by(self.store, self._log, _calls(self.store, self._log))
         whole = dict.fromkeys(plan_erasure(self.store, self._log).whole)
         self._forget_memories(whole)
         count = _erase(self.store, self._log, data, who)
         self._forget_memories(whole)
+        count += self._erase_called(called, data, who)
         self._drop_windows()
-        return Erased(sessions=[self._log.id], events=count)
+        return Erased(sessions=[self._log.id, *(log.id for log in called)], events=count)
 
     @classmethod
     def erase_user(
@@ -158,6 +163,15 @@ class Keeping:
         found = {self.store.log_of(number).uid: seqs for number, seqs in gone.items()}
         bury_from(self.store, (self._log.user_id, self._log.app_name), found)
 
+    def _erase_called(self, called: Iterable[Log], data: dict[str, Any], actor: str) -> int:
+        """Erase the sessions of agents that were called as tools: what they were asked was said here."""
+        count = 0
+        for log in called:
+            self._forget_memories({log.number: None})
+            count += _erase(self.store, log, data, actor)
+            self._forget_memories({log.number: None})
+        return count
+
     def _because(self, reason: str) -> dict[str, Any]:
         return {"reason": checked_name(reason, "a reason", self.store.limits.metadata)}
 
@@ -173,6 +187,24 @@ def _logs_of(store: Store, owner: str) -> list[Log]:
     found: list[Log] = []
     while page := store.sessions(user_id=owner, limit=PAGE, after=found[-1].id if found else None):
         found += [info.log for info in page]
+    return found
+
+
+def _calls(store: Store, log: Log) -> list[Event]:
+    """The calls of tools in a log of its own."""
+    return [Event(row) for row in store.read(log, log.base + 1, types=["tool.called"])]
+
+
+def _called_by(store: Store, log: Log, events: Iterable[Event]) -> list[Log]:
+    """The sessions of agents that these calls were made to, and of those that they called in turn. Raises if one of
+    them must not be erased."""
+    found: list[Log] = []
+    for event in events:
+        if event.type == "tool.called" and event.run is not None and "call_id" in event.data:
+            child = store.find("session", session_of_call(call_key(log.uid, event.run, event.data["call_id"])))
+            if child is not None and view_of(store.head(child).view).life != "erased":
+                plan_erasure(store, child)
+                found += [child, *_called_by(store, child, _calls(store, child))]
     return found
 
 

@@ -15,7 +15,7 @@ from holdfast.policy.pruning import Strategy, strategy_of
 from holdfast.policy.retention import Retention
 
 if TYPE_CHECKING:
-    from holdfast.agent import Agent
+    from holdfast.askable import Askable
     from holdfast.loop.cutting import Custom, Cut
     from holdfast.models.base import Model
     from holdfast.stores.base import Log, Store
@@ -106,7 +106,7 @@ class Pruning:
     """The methods of a session that change what is visible of it."""
 
     store: Store
-    agent: Agent | None
+    agent: Askable | None
     _log: Log
 
     def prune(
@@ -117,7 +117,7 @@ class Pruning:
         threshold: int | None = None,
         max_tokens: int | None = None,
         dry_run: bool = False,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         actor: str | None = None,
     ) -> Pruned:
         """Take old messages out of the view; the log keeps them, and `undo_prune` brings them back.
@@ -138,7 +138,7 @@ class Pruning:
         window_size: int | None = None,
         threshold: int | None = None,
         max_tokens: int | None = None,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
     ) -> Strategy | Custom:
         if callable(strategy):
             if (window_size, threshold, max_tokens) != (None, None, None):

@@ -124,6 +124,12 @@ class Memory:
         bound._store = store if self._store is None else self._store.for_tenant(store.tenant)
         return bound
 
+    def of(self, user_id: str | None, app_name: str | None) -> Self:
+        """The same memory for this user and app alone, whoever it is for by default."""
+        bound = copy.copy(self)
+        bound.user_id, bound.app_name = user_id, app_name
+        return bound
+
     def describe(self) -> str:
         """How memories are found here, in words."""
         return self.service.describe()

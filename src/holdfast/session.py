@@ -38,7 +38,7 @@ from holdfast.stores.portable import document_of, message_draft, message_of, mes
 from holdfast.turns import Turns
 
 if TYPE_CHECKING:
-    from holdfast.agent import Agent
+    from holdfast.askable import Askable
 
 MAX_PAGE = 10_000
 MAX_LIMIT = 2**31 - 1
@@ -68,7 +68,7 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         id: str | None = None,
         *,
         session_id: str | None = None,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         store: Store | SessionStore | str | None = None,
         system: str | None = None,
         messages: Iterable[Message | Mapping[str, Any]] | None = None,
@@ -169,7 +169,7 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         return fields
 
     @classmethod
-    def _of(cls, store: Store, log: Log, agent: Agent | None = None) -> Self:
+    def _of(cls, store: Store, log: Log, agent: Askable | None = None) -> Self:
         """A session object on a log that is known to be there."""
         session = cls.__new__(cls)
         session.agent, session.store, session._log = agent, store, log
@@ -177,7 +177,7 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         return session
 
     @classmethod
-    def open(cls, id: str, *, store: Store | SessionStore | str | None = None, agent: Agent | None = None) -> Self:
+    def open(cls, id: str, *, store: Store | SessionStore | str | None = None, agent: Askable | None = None) -> Self:
         """A session that exists; SessionNotFound if it does not."""
         found = open_store(store if store is not None or agent is None else agent.store)
         return cls._of(found, found.require("session", checked_id(id)), agent)
@@ -270,6 +270,17 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         return None if found is None else Path(found)
 
     @property
+    def active_agent(self) -> str | None:
+        """Who has the conversation: the agent that it was handed to, or that a router keeps it with. Set it to give the
+        conversation to somebody, or None to begin where `agent=` says."""
+        return self._view().active
+
+    @active_agent.setter
+    def active_agent(self, name: str | None) -> None:
+        agent = None if name is None else checked_name(name, "the name of an agent")
+        self.store.append(self._log, [Draft(type="agent.assigned", data={"agent": agent})])
+
+    @property
     def facts(self) -> Facts:
         return Facts(self.store, self._log)
 
@@ -347,7 +358,9 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
             view = self.store.view(self._log, to)
             now, then = self.store.refs(self._log, "state/", head), self.store.refs(self._log, "state/", to)
             changed = {name.removeprefix("state/"): then.get(name) for name in now if now[name] != then.get(name)}
-            data = {"to": to, "ranges": cut(view.visible, to), "state": changed}
+            data: dict[str, Any] = {"to": to, "ranges": cut(view.visible, to), "state": changed}
+            if view.active is not None:
+                data["active"] = view.active
             try:
                 self.store.append(self._log, [Draft(type="view.rewound", data=data, actor=actor)], expected=head)
                 return
@@ -465,7 +478,7 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
 
     @classmethod
     def from_dict(
-        cls, data: dict[str, Any], agent: Agent | None = None, *, store: Store | SessionStore | str | None = None
+        cls, data: dict[str, Any], agent: Askable | None = None, *, store: Store | SessionStore | str | None = None
     ) -> Self:
         """A session from a document: in a private memory, or in `store`, where it follows `store.save`."""
         from holdfast.stores.memory import MemoryStore

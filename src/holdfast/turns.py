@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
@@ -17,11 +17,11 @@ from holdfast.policy.budget import Budget
 from holdfast.stores.portable import message_of
 
 if TYPE_CHECKING:
-    from holdfast.agent import Agent
+    from holdfast.askable import Askable
     from holdfast.loop.output import OutputShape
     from holdfast.loop.replay import Difference, RecordedTurn, Replay
     from holdfast.loop.response import Pending, Response
-    from holdfast.loop.settings import Settings
+    from holdfast.loop.settings import Plan
     from holdfast.loop.stream import StreamEvent
     from holdfast.loop.world import World
     from holdfast.models.base import Usage
@@ -67,7 +67,7 @@ class Turns:
     """The methods of a session that ask a model."""
 
     store: Store
-    agent: Agent | None
+    agent: Askable | None
     _log: Log
     _temp: dict[str, Any]
     if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Turns:
         self,
         message: str | Message | Mapping[str, Any],
         *,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
         tool_choice: str | None = None,
@@ -114,7 +114,7 @@ class Turns:
         self,
         message: str | Message | Mapping[str, Any],
         *,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
         tool_choice: str | None = None,
@@ -129,7 +129,7 @@ class Turns:
         self,
         message: str | Message | Mapping[str, Any],
         *,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         schema: object = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
@@ -150,7 +150,7 @@ class Turns:
         self,
         message: str | Message | Mapping[str, Any],
         *,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         schema: object = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
@@ -168,7 +168,7 @@ class Turns:
         message: str | Message | Mapping[str, Any],
         *,
         schema: object,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
@@ -185,7 +185,7 @@ class Turns:
         message: str | Message | Mapping[str, Any],
         *,
         schema: object,
-        agent: Agent | None = None,
+        agent: Askable | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
@@ -200,7 +200,7 @@ class Turns:
     def _turn(
         self,
         message: str | Message | Mapping[str, Any],
-        agent: Agent | None,
+        agent: Askable | None,
         shape: OutputShape | None,
         options: Mapping[str, Any],
         metadata: Mapping[str, Any] | None,
@@ -226,7 +226,7 @@ class Turns:
     async def _turn_async(
         self,
         message: str | Message | Mapping[str, Any],
-        agent: Agent | None,
+        agent: Askable | None,
         shape: OutputShape | None,
         options: Mapping[str, Any],
         metadata: Mapping[str, Any] | None,
@@ -252,21 +252,13 @@ class Turns:
                     raise
             await asyncio.sleep(wait.pause())
 
-    def _world(self, agent: Agent | None, shape: OutputShape | None, options: Mapping[str, Any]) -> World:
+    def _world(self, agent: Askable | None, shape: OutputShape | None, options: Mapping[str, Any]) -> World:
         from holdfast.loop.world import World
 
-        settings = self._agent(agent).settings()
-        return World(
-            self.store,
-            self._log,
-            settings,
-            session=self,
-            temp=self._temp,
-            shape=shape or self._agent(agent).shape,
-            options=options,
-        )
+        plan = self._agent(agent).plan()
+        return World(self.store, self._log, plan, session=self, temp=self._temp, shape=shape, options=options)
 
-    def _agent(self, agent: Agent | None) -> Agent:
+    def _agent(self, agent: Askable | None) -> Askable:
         if agent is None:
             agent = self.agent
         if agent is None:
@@ -275,7 +267,7 @@ class Turns:
             agent = self.agent = Agent()  # the configured default
         return agent
 
-    def _wait(self, agent: Agent | None, timeout: float | None) -> _Wait:
+    def _wait(self, agent: Askable | None, timeout: float | None) -> _Wait:
         seconds = self._agent(agent).timeout if timeout is None else timeout
         return _Wait(self._log.id, self.store, seconds)
 
@@ -289,7 +281,7 @@ class Turns:
     # -- taking up what was left -----------------------------------------------------------------------------------
 
     def resume(
-        self, agent: Agent | None = None, *, reason: str | None = None, actor: str | None = None
+        self, agent: Askable | None = None, *, reason: str | None = None, actor: str | None = None
     ) -> Response | None:
         """Un-pause if paused; then finish the unfinished or decided turn, if there is one, and return its response."""
         if self.status in ("paused", "closed", "archived"):
@@ -314,7 +306,7 @@ class Turns:
             self.store.ids.sleep(wait.pause())
 
     async def resume_async(
-        self, agent: Agent | None = None, *, reason: str | None = None, actor: str | None = None
+        self, agent: Askable | None = None, *, reason: str | None = None, actor: str | None = None
     ) -> Response | None:
         if (await off_thread(lambda: self.status)) in ("paused", "closed", "archived"):
             await off_thread(self._move, "session.resumed", reason, actor)
@@ -401,7 +393,7 @@ class Turns:
 
     # -- again -----------------------------------------------------------------------------------------------------
 
-    def replay(self, agent: Agent | None = None) -> Replay:
+    def replay(self, agent: Askable | None = None) -> Replay:
         """Run the finished turns again in a fork, with the recorded replies and results as the world.
 
         Nothing is asked and no tool runs; the report names the first thing that this agent would do differently.
@@ -415,34 +407,29 @@ class Turns:
         if not turns:
             return Replay(turns=0, first_difference=None, session=None)
         fork = self.fork(at=turns[0].first - 1)
-        settings = self._agent(agent).settings()
+        plan = self._agent(agent).plan()
         difference = None
         for number, turn in enumerate(turns, 1):
-            difference = fork._replay_turn(number, turn, settings)
+            difference = fork._replay_turn(number, turn, plan)
             if difference is not None:
                 break
         return Replay(turns=len(turns), first_difference=difference, session=fork)
 
-    def _replay_turn(self, number: int, turn: RecordedTurn, settings: Settings) -> Difference | None:
+    def _replay_turn(self, number: int, turn: RecordedTurn, plan: Plan) -> Difference | None:
         from holdfast.loop.drive import drive
-        from holdfast.loop.replay import RecordedModel, compared, recorded_tools
+        from holdfast.loop.replay import compared
         from holdfast.loop.world import World
 
         schema = turn.options.get("schema")
-        tools = recorded_tools(list(settings.tools.values()), turn.results)
         world = World(
             self.store,
             self._log,
-            replace(
-                settings,
-                model=RecordedModel(settings.model, turn.replies),
-                tools={tool.name: tool for tool in tools},
-                condenses=False,
-            ),
+            plan,
             session=self,
             temp=self._temp,
             shape=None if schema is None else _shape(schema),
             options={name: value for name, value in turn.options.items() if name != "schema"},
+            stage=turn.stage,
         )
         before = self.store.head(self._log).head
         opening = world.open_with(turn.question, None)
@@ -452,7 +439,7 @@ class Turns:
         except AgentError:
             pass  # the log of the fork says how it ended, and the comparison finds it
         replayed = [Event(row) for row in self.store.read(self._log, before + 1)]
-        return compared(number, turn.events, [event for event in replayed if event.run == world.work.run])
+        return compared(number, turn.events, [event for event in replayed if event.run == world.run])
 
     replay_async = twin(replay)
     approve_async = twin(approve)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from client.conftest import Scripted
 from client.serving import TOKEN, Serving
-from holdfast import Budget, Message, Session, tool
+from holdfast import Budget, Memory, Message, Session, tool
 from holdfast.client import AsyncClient, Client
 from holdfast.client.client import _token_for
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
@@ -35,6 +36,7 @@ from holdfast.errors import (
 )
 from holdfast.log.events import Event
 from holdfast.loop.context import Context
+from holdfast.memory.base import Source
 from holdfast.models.base import Usage
 from holdfast.stores import SQLiteStore
 from holdfast.testing import call, error
@@ -394,3 +396,53 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_memories_of_a_server(client: Client, store: SQLiteStore) -> None:
+    memory = client.memory
+    kept = memory.store("home", "Lives in Bremen", kind="profile", confidence=0.5, user_id="alice", expires=3600)
+    assert memory.recall(["home", "nothing"], user_id="alice") == [kept]
+    assert [each.key for each in memory.search("live", user_id="alice", kind="profile", min_confidence=0.2)] == ["home"]
+    for n in range(5):
+        memory.store(f"k{n}", f"text {n}")
+    assert [each.key for each in memory.list(limit=3, after="k0")] == ["k1", "k2", "k3"]
+    assert memory.list(limit=0) == []
+    assert [each.key for each in memory.list("profile", user_id="alice")] == ["home"]
+    assert memory.forget("home", user_id="alice")
+    assert not memory.forget("home", user_id="alice")
+    session = client.session(user_id="alice", app_name="shop")
+    seq = session.add_message(Message.user("My name is Alice"))
+    (found,) = memory.ingest_from_session(session)
+    assert found.source == Source(session_id=session.id, seqs=(seq,))
+    assert Memory(store=store).recall("name", user_id="alice", app_name="shop") == [found]
+    noted = memory.store("a/b", "by hand", source=(session, seq), expires=datetime(2500, 1, 1, tzinfo=UTC))
+    assert noted.source == found.source
+    assert noted.expires_at == datetime(2500, 1, 1, tzinfo=UTC)
+    anything: Any = memory
+    for bad in (
+        lambda: anything.store("", "text"),
+        lambda: anything.store("k", ""),
+        lambda: anything.store("k", "text", confidence=2),
+        lambda: anything.store("k", "text", expires=-1),
+        lambda: anything.store("k", "text", source="s"),
+        lambda: anything.store("k", "text", source=session, user_id="bob"),
+        lambda: anything.recall(7),
+        lambda: anything.search(7),
+        lambda: anything.list(limit=-1),
+        lambda: anything.ingest_from_session("s"),
+    ):
+        with pytest.raises(InvalidArgument):
+            bad()
+
+
+async def test_memories_of_a_server_awaited(async_client: AsyncClient) -> None:
+    memory = async_client.memory
+    kept = await memory.store("home", "Lives in Bremen")
+    assert await memory.recall("home") == await memory.list() == [kept]
+    assert [each.key for each in await memory.search("live")] == ["home"]
+    session = await async_client.session(user_id="alice")
+    assert await memory.ingest_from_session(session) == []
+    assert await memory.forget("home")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import Session
+from holdfast import Memory, Session
 from holdfast.client.facts import AsyncRemoteFacts, RemoteFacts
+from holdfast.client.memory import AsyncRemoteMemory, RemoteMemory
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
 from holdfast.facts import Facts
 
@@ -38,6 +39,14 @@ def test_the_parameters_are_those_of_the_session(remote: type) -> None:
             continue
         wanted, found = (list(inspect.signature(each).parameters) for each in (mine, theirs))
         assert [each for each in found if each not in MORE] == wanted, name
+
+
+@pytest.mark.parametrize("remote", [RemoteMemory, AsyncRemoteMemory])
+def test_a_memory_of_a_server_is_asked_as_a_local_one_is(remote: type) -> None:
+    for name in ("store", "recall", "search", "forget", "list", "ingest_from_session"):
+        mine, theirs = (inspect.signature(getattr(each, name)).parameters for each in (Memory, remote))
+        assert list(mine) == list(theirs), name
+        assert [each.default for each in mine.values()] == [each.default for each in theirs.values()], name
 
 
 def test_what_is_read_can_be_read_and_what_can_be_set_can_be_set() -> None:

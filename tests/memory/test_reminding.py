@@ -65,7 +65,7 @@ def test_the_tools_keep_and_find_for_the_user_of_the_session(store: Store) -> No
     assert (found.key, found.text, found.kind) == ("home", "Lives in Berlin", "profile")
     question = session.messages[0].seq
     assert question is not None
-    assert found.source == Source(session=session.id, seqs=(question,))
+    assert found.source == Source(session_id=session.id, seqs=(question,))
     other = Session(
         store=store,
         agent=agent_with(memory, call("search_memory", {"query": "where does she live"}), "in Berlin"),

@@ -42,8 +42,8 @@ def test_redacting_an_event_removes_the_memories_that_came_from_it(store: Store,
     session = talk(store, "My name is Alice.", "I am allergic to peanuts.", user=user)
     found = Memory(store=store).ingest_from_session(session)
     assert [(each.key, each.source) for each in found] == [
-        ("name", Source(session=session.id, seqs=(2,))),
-        ("allergy.peanuts", Source(session=session.id, seqs=(3,))),
+        ("name", Source(session_id=session.id, seqs=(2,))),
+        ("allergy.peanuts", Source(session_id=session.id, seqs=(3,))),
     ]
     session.redact(3, reason="a mistake")
     assert known(store, user) == ["Name: Alice"]
@@ -242,9 +242,9 @@ def test_a_source_must_be_of_the_same_user_and_exist(store: Store) -> None:
     session = talk(store, "Hello")
     memory = Memory(store=store)
     kept = memory.store("k", "text", source=(session, 2))
-    assert kept.source == Source(session=session.id, seqs=(2,))
+    assert kept.source == Source(session_id=session.id, seqs=(2,))
     assert keys(memory.list(user_id="alice", app_name="shop")) == ["k"]
-    assert memory.store("j", "text", source=(session, [1, 2])).source == Source(session=session.id, seqs=(1, 2))
+    assert memory.store("j", "text", source=(session, [1, 2])).source == Source(session_id=session.id, seqs=(1, 2))
     wrong: list[Any] = [(session, 99), (session, 0), (session, True), (session, "2"), (session, None)]
     for bad in wrong:
         with pytest.raises(InvalidArgument):

@@ -52,7 +52,8 @@ def forget_caches(store: Store) -> None:
             kept.snapshots.clear()
             kept.words.clear()
     elif isinstance(store, SQLiteStore):
-        store.file.write(lambda db: [db.execute(f"DELETE FROM {table}") for table in CACHES])
+        emptied = ["INSERT INTO words(words) VALUES('delete-all')", "DELETE FROM indexed", "DELETE FROM snapshots"]
+        store.file.write(lambda db: [db.execute(statement) for statement in emptied])
     elif isinstance(store, PostgresStore):
         store.server.transaction(lambda db: [db.execute(f"DELETE FROM holdfast.{table}") for table in CACHES])
 

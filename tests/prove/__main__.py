@@ -20,6 +20,7 @@ MODULES = (
     "storage",
     "servers",
     "turns",
+    "flows",
     "simulation",
     "chaos",
     "models",

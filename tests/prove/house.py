@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import apsw
 
-from holdfast import Message, Session
+from holdfast import Memory, Message, Session
 from holdfast.server.app import Server, create_app
 from holdfast.server.catalog import Catalog
 from holdfast.server.config import Config
@@ -164,6 +164,7 @@ def room(store: Store, name: str, user: str | None, *, alone: bool = False) -> R
     session.set_state("shared", canary(store.tenant, SHARED), "app")
     if user is not None:
         session.set_state("note", mark, "user")
+    Memory(store=store).store("note", f"memory {mark}", user_id=user)
     waiting = session.run("spend a little")
     return Room(id=name, fact_id=fact.id, run_id=run, call_id=waiting.pending[0].call_id, seq=seq)
 
@@ -251,6 +252,10 @@ def _may_write(who: Principal | None, row: tuple[Any, ...]) -> bool:
         return who.user in (None, None if user is None else bytes(user).decode())
     if kind == "user":
         return who.user in (None, id)
+    if kind == "memory":
+        return who.user in (None, id)
+    if kind == "memory.app":
+        return who.user is None
     if kind == "app":
         return who.user is None or who.may("admin")
     return kind == "agents" and who.may("admin")

@@ -112,6 +112,12 @@ CALLS: dict[str, Call] = {
     "POST /sessions/{session_id}/facts": _call({"text": "more"}),
     "PUT /sessions/{session_id}/facts/{fact_id}": _call({"status": "done"}),
     "DELETE /sessions/{session_id}/facts/{fact_id}": _call(),
+    "GET /memory": _call(query={"user_id": "$user"}),
+    "GET /memory/{key:path}": _call(query={"user_id": "$user"}),
+    "PUT /memory/{key:path}": _call({"text": "more"}, query={"user_id": "$user"}),
+    "DELETE /memory/{key:path}": _call(query={"user_id": "$user"}),
+    "POST /memory/search": _call({"query": "memory more", "user_id": "$user"}),
+    "POST /sessions/{session_id}/memory": _call({}),
     "GET /sessions/{session_id}/approvals": _call(),
     "POST /sessions/{session_id}/approvals/{call_id:path}": _call({"approved": True, "actor": "$user"}, prepare=_wait),
     "GET /sessions/{session_id}/unfinished": _call(),
@@ -141,6 +147,7 @@ _IN_PATH = {
     "run_id": "$run",
     "call_id": "$call",
     "name": "$name",
+    "key": "$key",
 }
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
@@ -167,7 +174,7 @@ class Route:
         found = [_IN_PATH[name] for name in _PARAMETER.findall(self.path)]
         found += [value for value in self.call.query.values() if value.startswith("$")]
         found += [value for value in (self.call.body or {}).values() if str(value).startswith("$")]
-        return [each for each in found if each not in ("$name", "$seq", "$export")]
+        return [each for each in found if each not in ("$name", "$key", "$seq", "$export")]
 
     @property
     def changes(self) -> bool:
@@ -255,6 +262,7 @@ class Attack:
             "$run": mine.run_id,
             "$call": mine.call_id or "none",
             "$name": "note",
+            "$key": "note",
             "$seq": mine.seq,
             "$user": who.user,
             "$new": f"new-{next(self._numbers)}",

@@ -107,7 +107,7 @@ MUTANTS = (
         ("stores.postgres", "found is not None and found[0] == batch.rows[-1].hash", "False"),
     ),
     mutant("delete leaves the events", "families", ("stores.sqlite", "db.execute(PURGE_EVENTS, bounds)", "pass")),
-    mutant("delete leaves the words", "families", ("stores.sqlite", "db.execute(FORGET_WORDS, bounds)", "pass")),
+    mutant("delete leaves the words", "families", ("stores.sqlite", "self._forget_words(db, number, None)", "pass")),
     mutant("delete forgets a dead parent", "families", ("stores.memory", "self._purge(ancestor)", "pass")),
     mutant(
         "delete does not look for forks",
@@ -229,7 +229,7 @@ MUTANTS = (
     mutant(
         "redacted words stay in the index",
         "remains",
-        ("stores.sqlite", "db.executemany(FORGET_WORDS,", "(lambda *_: None)(FORGET_WORDS,"),
+        ("stores.sqlite", "self._forget_words(db, number, [seq for seq, _ in stones])", "pass"),
     ),
     mutant(
         "a digest of what was redacted stays",
@@ -430,6 +430,48 @@ MUTANTS = (
         ("server.heads", "if self._size > LONGEST:", "if False:"),
         ("server.heads", "if self._fields > LONGEST:", "if False:"),
     ),
+    # -- several agents, and memory
+    mutant("an agent that is over is asked again", "flows", ("loop.walk", "work is not None and work.over", "False")),
+    mutant("a call of an agent is nobody's", "flows", ("askable", "idempotent=True, timeout", "timeout")),
+    mutant(
+        "a called agent has another session each time",
+        "flows",
+        ("askable", "sha256(key.encode())", "sha256(f\"{id(key)}{__import__('os').getpid()}\".encode())"),
+    ),
+    mutant("a resumed flow sees nothing of itself", "flows", ("loop.trail", "place(each) < here and", "False and")),
+    mutant("branches stand as they came", "branches", ("log.view", "sorted(inner, key=place)", "inner")),
+    mutant("branches see each other", "branches", ("loop.trail", "is_within(path, around(branch))", "False")),
+    mutant("calls share their ids", "branches", ("loop.turn", "and not used.intersection(mine)", "")),
+    mutant(
+        "whoever is late writes all the same",
+        "branches",
+        ("loop.world", "if self._is_over or (leg is not None and leg.halted):", "if False:"),
+        ("loop.leg", "if self.batch is not None:", "if False:"),
+    ),
+    mutant("what others said is one's own", "handoffs", ("loop.presenting", "message._author != name", "False")),
+    mutant(
+        "a failed turn moves the conversation",
+        "handoffs",
+        ("log.view", 'turn.active = data.get("active", turn.active)', 'self.active = data.get("active")'),
+    ),
+    mutant("the conversation is nobody's", "handoffs", ("log.view", "turn.active or self.active", "self.active")),
+    mutant("a router forgets", "handoffs", ("loop.walk", "if spot.owner is not None:", "if False:")),
+    mutant(
+        "a called agent has a budget of its own", "called", ("loop.world", "if self._caller is not None:", "if False:")
+    ),
+    mutant("two take the last call", "called", ("loop.world", '{"steps": under_way}', "{}")),
+    mutant(
+        "a condition is the wrong way round",
+        "rounds",
+        ("loop.walk", "if not (yield Decide(_judging", "if (yield Decide(_judging"),
+    ),
+    mutant("apps share their memories", "memories", ("memory.shelf", "and name.startswith(mine)", "")),
+    mutant(
+        "memories last for ever",
+        "memories",
+        ("memory.shelf", "expires is None or self.store.ids.now() < expires", "True"),
+    ),
+    mutant("an erasure does not reach memory", "memories", ("keeping", "bury_from(", "(lambda *a: None)(")),
 )
 
 
@@ -476,9 +518,10 @@ def main(name: str, seed: int) -> None:
         __import__(edit.module)  # a mutant that does not even load proves nothing
     from properties.detectors import DETECTORS as OF_STORES
     from prove.door_bugs import DETECTORS as OF_DOORS
+    from prove.flow_bugs import DETECTORS as OF_FLOWS
     from prove.server_bugs import DETECTORS as OF_SERVERS
 
-    detectors = OF_STORES | OF_SERVERS | OF_DOORS
+    detectors = OF_STORES | OF_SERVERS | OF_DOORS | OF_FLOWS
     print(json.dumps("ready"), flush=True)
     found: dict[str, list[str]] = {}
     for detector in sorted({one.detector for one in chosen or MUTANTS}):

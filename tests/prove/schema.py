@@ -24,7 +24,7 @@ from prove.crashes import scratch
 from prove.house import STORED, TOKEN, House, Room, room, store_agent
 
 FRESH_EVERY = 40  # cases
-OPERATIONS = 57  # about, to get from a number of cases to a number of each
+OPERATIONS = 63  # about, to get from a number of cases to a number of each
 SSE = "text/event-stream"
 
 
@@ -55,6 +55,7 @@ class Supply:
             "run_id": chosen.run_id,
             "call_id": chosen.call_id or "none",
             "name": "note",
+            "key": "note",
             "agent_id": self._rng.choice(self._agents),
         }
         for name in case.path_parameters:

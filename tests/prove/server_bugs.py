@@ -46,7 +46,7 @@ class House:
 
     def _cast(self, store: Store, log: Log, agent: str | None) -> Part:
         found = self.agents[agent or "a"]
-        return Part(found.settings(), Session._of(store, log, found), found.shape)
+        return Part(found.plan(), Session._of(store, log, found))
 
     def ask(self, session: Session, text: str, agent: str = "a", **more: Any) -> str:
         admitted = admit(self.store, session._log, Asked(message=Message.user(text), agent=agent, **more))

@@ -17,6 +17,7 @@ import holdfast
 from client.serving import TOKEN, Serving
 from holdfast.client import Client
 from holdfast.client.calls import Call
+from holdfast.client.memory import RemoteMemory
 from holdfast.client.session import RemoteSession
 from holdfast.stores.base import Log, Store
 
@@ -122,10 +123,35 @@ def _agent_for(door: Door) -> Any:
     return Agent
 
 
+def _memory_for(door: Door) -> Any:
+    class Memory(holdfast.Memory):
+        """What `Memory` means in a scenario: in the server's store, that of the server, which finds things as the
+        scenario wishes. What a loop is given of it is local, because agents are the scenario's own."""
+
+        def __init__(self, service: Any = None, *, store: Any = None, **scope: Any) -> None:
+            super().__init__(service, store=store, **scope)
+            if store is not door.store or scope:  # a client's memory has no scope by default
+                return
+            door.serving.server.memory = holdfast.Memory(service)
+            remote: Any = RemoteMemory(door.client._wire)
+            for name in ("store", "recall", "search", "forget", "list"):
+                setattr(self, name, getattr(remote, name))
+            self._remote = remote
+
+        def ingest_from_session(self, session: Any, *, model: Any = None) -> Any:
+            if not isinstance(session, RemoteSession):
+                return super().ingest_from_session(session, model=model)
+            return self._remote.ingest_from_session(session, model=None if model is None else door.known(model))
+
+    return Memory
+
+
 def enter(door: Door, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the names of a scenario's module lead to the server."""
     monkeypatch.setattr(module, "Session", door.session)
     monkeypatch.setattr(module, "Agent", door.agent)
+    if hasattr(module, "Memory"):
+        monkeypatch.setattr(module, "Memory", _memory_for(door))
 
 
 # What a scenario needs that no server can give it, and the scenarios that do.
@@ -165,6 +191,10 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
         "test_auto_prune_of_awaited_messages",
         "test_an_immutable_session_refuses_awaited_changes_as_well",
     ),
+    "a memory takes in sessions of its own process; the client asks its server to": (
+        "test_memory_of_a_session_is_there_in_the_next_one",
+    ),
+    "flows are not served by name yet": ("test_every_agent_of_a_flow_may_have_a_memory",),
     "entities are not served": (
         "test_an_entity_has_one_writer_at_a_time",
         "test_an_entity_is_saved_on_success_only",
@@ -187,5 +217,7 @@ def reason_against(request: pytest.FixtureRequest) -> str | None:
     """Why a scenario does not run over HTTP; None if it does."""
     if "clock" in request.fixturenames:
         return CLOCK
+    if hasattr(request.module, "NOT_SERVED"):
+        return str(request.module.NOT_SERVED)
     node = request.node
     return next((why for why, names in NOT_OVER_HTTP.items() if {node.name, node.originalname} & {*names}), None)

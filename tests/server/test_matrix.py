@@ -83,6 +83,8 @@ class TestEveryRoute:
             ("/sessions", {"GET", "POST"}),
             ("/agents/x", {"GET", "PUT", "DELETE"}),
             ("/sessions/x/state/y", {"GET", "PUT", "DELETE"}),
+            ("/memory/x", {"GET", "PUT", "DELETE"}),
+            ("/memory/search", {"GET", "PUT", "DELETE", "POST"}),
             ("/health", {"GET"}),
         ],
     )

@@ -62,7 +62,14 @@ class Front:
         self.server, self.url, self.document, self.tenant, self._token = server, url, document, tenant, token
         self.store = server.store.for_tenant(tenant)
         self._patterns = [
-            (re.compile("^" + re.sub(r"\{[a-z_]+\}", "(.*)" if "state/" in path else "([^/]+)", path) + "$"), path)
+            (
+                re.compile(
+                    "^"
+                    + re.sub(r"\{[a-z_]+\}", "(.*)" if "state/" in path or "memory/{" in path else "([^/]+)", path)
+                    + "$"
+                ),
+                path,
+            )
             for path in sorted(document["paths"], key=lambda path: (path.count("{"), -len(path)))
         ]
         self._open: list[httpx2.Client] = []
@@ -94,9 +101,10 @@ class Front:
         """Whether the document knows this status of this operation, and the body fits its schema."""
         response.read()
         path = response.request.url.path
-        template = next((known for pattern, known in self._patterns if pattern.match(path)), None)
         method = response.request.method.lower()
-        if template is None or method not in self.document["paths"][template]:
+        known = [each for pattern, each in self._patterns if pattern.match(path)]
+        template = next((each for each in known if method in self.document["paths"][each]), None)
+        if template is None:
             assert response.status_code in (404, 405), (method, path, response.text)
             return
         operation = self.document["paths"][template][method]
@@ -1009,7 +1017,7 @@ _hidden = Agent(provider="echo")
 def test_a_file_defines_agents_and_tools(tmp_path: Path) -> None:
     path = tmp_path / "app.py"
     path.write_text(APP)
-    agents, tools = load_app(str(path))
+    agents, tools, _ = load_app(str(path))
     assert list(agents) == ["support", "Sales"]
     assert set(tools) == {"shout", "inner", "read_file"}
     assert list(load_app(f"{path}:support")[0]) == ["support"]

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast import Agent, File, Message, Session
 from holdfast.errors import KeyNeeded, SearchUnavailable, WrongKey
-from holdfast.stores import PostgresStore, SQLiteStore
+from holdfast.stores import PostgresStore, SQLiteStore, sqlite
 from holdfast.stores.base import Store
 from kit.postgres import PostgresServer
 
@@ -130,6 +130,31 @@ def test_a_redacted_event_is_gone_from_the_file_and_the_rest_is_not(tmp_path: Pa
     assert b"ruby" not in found
     assert b"r" * 100 not in found
     assert b"emerald" in found
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_no_word_of_what_was_removed_stays_in_the_index(
+    tmp_path: Path, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words stand in the index one by one, and the first of each letter in full."""
+    if many:
+        monkeypatch.setattr(sqlite, "MANY_WORDS", 1)
+    with SQLiteStore(tmp_path / "s.db") as store:
+        kept, gone, purged = (Session(id=id, store=store) for id in ("kept", "gone", "purged"))
+        for session, text in ((kept, "an emerald stays"), (gone, "garnet hush"), (purged, "lapis quiet")):
+            session.add_messages([Message.user(text), Message.user(f"{text} {text}")])
+            assert len(session.search(text)) == 2
+        seq = kept.add_message(Message.user("ruby secret"))
+        assert kept.search("ruby")
+        kept.redact(seq, reason="a mistake", actor="me")
+        gone.erase(reason="request", actor="me")
+        store.delete("purged")
+        store.tidy()  # a plain deletion leaves the write-ahead log to the sweep
+        assert len(kept.search("emerald")) == 2
+        words = ("ruby", "secret", "garnet", "hush", "lapis", "quiet")
+        assert leaks(seen_by_others(tmp_path), words) == []
+        assert len(kept.search("emerald")) == 2
+    assert leaks(bytes_in(tmp_path), words) == []
 
 
 def test_a_wrong_or_missing_key_is_told_and_nothing_is_touched(tmp_path: Path) -> None:

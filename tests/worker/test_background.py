@@ -37,7 +37,7 @@ class House:
         if agent not in self.agents:
             raise NotFound("agent", str(agent))
         found = self.agents[agent]
-        return Part(found.settings(), Session._of(store, log, found), found.shape)
+        return Part(found.plan(), Session._of(store, log, found))
 
     def ask(self, session: Session, text: str, agent: str = "a", **options: Any) -> str:
         admitted = admit(self.store, session._log, Asked(message=Message.user(text), agent=agent, **options))

@@ -34,14 +34,14 @@ def _serve(app: str | None, flags: dict[str, object]) -> None:
     try:
         from holdfast.server import logs
         from holdfast.server.app import Server
+        from holdfast.server.apps import App, load_app
         from holdfast.server.auth import server_token
-        from holdfast.server.catalog import load_app
         from holdfast.server.serve import bound, run
     except ModuleNotFoundError as error:
         raise MissingExtra("the server", "server") from error
     config = Config.from_env(os.environ, **flags)
     config.check()
-    agents, tools = ({}, {}) if app is None else load_app(app)
+    found = App({}, {}, None) if app is None else load_app(app)
     store = config.open_store()
     token = None if config.open else server_token(config)
     logs.setup(config.log_level, secrets=[] if token is None else [token.value])
@@ -51,7 +51,7 @@ def _serve(app: str | None, flags: dict[str, object]) -> None:
         click.echo(f"holdfast serve: cannot listen on {config.host}:{config.port}: {error.strerror}", err=True)
         sys.exit(2)
     config = replace(config, port=sockets[0].getsockname()[1])
-    server = Server(store, config, token=None if token is None else token.value, agents=agents, tools=tools)
+    server = Server(store, config, token=None if token is None else token.value, **found._asdict())
     click.echo(f"holdfast serves {config.url} from {store!r}", err=True)
     if config.open:
         click.echo("OPEN: everybody on this machine may do everything; no token is asked for.", err=True)

@@ -49,8 +49,8 @@ def post(path: str, body: Mapping[str, Any] | None = None, *, key: str | None = 
     return Call(method="POST", path=path, body=body or {}, key=key or REAL.new(), waits=waits)
 
 
-def put(path: str, body: Mapping[str, Any]) -> Call:
-    return Call(method="PUT", path=path, body=body, key=REAL.new())
+def put(path: str, body: Mapping[str, Any], **query: object) -> Call:
+    return Call(method="PUT", path=path, query=_given(query), body=body, key=REAL.new())
 
 
 def delete(path: str, **query: object) -> Call:

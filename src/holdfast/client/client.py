@@ -1,4 +1,4 @@
-"""The client of a server: sessions and agents over HTTP, with the methods and types of the library."""
+"""The client of a server: sessions, agents and memories over HTTP, with the methods and types of the library."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from holdfast.archive import read_jsonl
 from holdfast.client import agents
 from holdfast.client.calls import Flow, awaited, blocking, delete, get, place, post
 from holdfast.client.keeping import fields_of
+from holdfast.client.memory import AsyncRemoteMemory, RemoteMemory
 from holdfast.client.remote import Remote, given
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
 from holdfast.client.talk import checked_limit
@@ -175,6 +176,10 @@ class Client(Base[RemoteSession]):
     def agents(self) -> agents.Agents:
         return agents.Agents(self._wire)
 
+    @property
+    def memory(self) -> RemoteMemory:
+        return RemoteMemory(self._wire)
+
     def close(self) -> None:
         """Close the connections. Using the client again opens new ones."""
         self._wire.close()
@@ -206,6 +211,10 @@ class AsyncClient(Base[AsyncRemoteSession]):
     @property
     def agents(self) -> agents.AsyncAgents:
         return agents.AsyncAgents(self._wire)
+
+    @property
+    def memory(self) -> AsyncRemoteMemory:
+        return AsyncRemoteMemory(self._wire)
 
     async def close(self) -> None:
         """Close the connections of this event loop."""

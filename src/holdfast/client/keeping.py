@@ -49,6 +49,12 @@ def title(self: Remote) -> Flow[str | None]:
     return found
 
 
+def active_agent(self: Remote) -> Flow[str | None]:
+    """Who has the conversation."""
+    found: str | None = (yield from about(self))["active_agent"]
+    return found
+
+
 def metadata(self: Remote) -> Flow[dict[str, Any]]:
     found: dict[str, Any] = (yield from about(self))["metadata"]
     return found
@@ -105,10 +111,17 @@ def change(
     system: str = UNCHANGED,
     budget: Budget | Mapping[str, Any] = UNCHANGED,
     retention: Retention | Mapping[str, Any] = UNCHANGED,
+    active_agent: str | None = UNCHANGED,
 ) -> Flow[None]:
     """Change what is given, keep the rest."""
     asked = fields_of(
-        title=title, metadata=metadata, work_dir=work_dir, system=system, budget=budget, retention=retention
+        title=title,
+        metadata=metadata,
+        work_dir=work_dir,
+        system=system,
+        budget=budget,
+        retention=retention,
+        active_agent=active_agent,
     )
     yield put(self._path(), asked)
 

@@ -220,6 +220,14 @@ class RemoteSession(Remote):
         self.change(title=value)
 
     @property
+    def active_agent(self) -> str | None:
+        return performed(self._wire, keeping.active_agent(self))
+
+    @active_agent.setter
+    def active_agent(self, value: str | None) -> None:
+        self.change(active_agent=value)
+
+    @property
     def metadata(self) -> dict[str, Any]:
         return performed(self._wire, keeping.metadata(self))
 
@@ -295,6 +303,7 @@ class AsyncRemoteSession(Remote):
     status = awaited(keeping.status)
     head = awaited(keeping.head)
     title = awaited(keeping.title)
+    active_agent = awaited(keeping.active_agent)
     metadata = awaited(keeping.metadata)
     retention = awaited(keeping.retention)
     system = awaited(keeping.system)

@@ -42,6 +42,7 @@ class RunTail:
         self._call, self._finish = call, finish
         self._last: str | None = None
         self._step = _Step()
+        self._agent: str | None = None  # whose step it is
         self.run_id: str | None = None
         self.is_over = False
 
@@ -62,19 +63,20 @@ class RunTail:
         if event == "done":
             self.is_over = True
             response = self._finish(response_of(found["response"]))
-            yield TurnDone(usage=usage_of(found["usage"]), steps=found["steps"], response=response)
+            yield TurnDone(usage=usage_of(found["usage"]), steps=found["steps"], response=response, agent=self._agent)
             return
         told = _told(event, found)
         if isinstance(told, MessageStart):
-            self.run_id = told.run_id
+            self.run_id, self._agent = told.run_id, told.agent
         if told is not None:
-            yield from self._step.new(told)
+            for each in self._step.new(told):
+                yield each if self._agent is None else replace(each, agent=self._agent)
 
 
 def _told(event: str, data: Mapping[str, Any]) -> StreamEvent | None:
     """A frame as the library has it; None for one that this version does not know."""
     if event == "message_start":
-        return MessageStart(run_id=data["run_id"], step=data["step"])
+        return MessageStart(run_id=data["run_id"], step=data["step"], agent=data.get("agent"))
     if event == "content_block_start":
         block = Message.of({"role": "assistant", "content": [data["content_block"]]}).parts[0]
         return ContentBlockStart(index=data["index"], content_block=block)
@@ -93,7 +95,7 @@ def _told(event: str, data: Mapping[str, Any]) -> StreamEvent | None:
     if event == "tool_progress":
         return ToolProgress(call_id=data["call_id"], text=data["text"])
     if event == "tool_result":
-        fields = {name: data[name] for name in ToolReturned.__dataclass_fields__ if name != "type"}
+        fields = {name: data[name] for name in ("call_id", "name", "content", "is_error")}
         return ToolReturned(**fields)
     return None
 

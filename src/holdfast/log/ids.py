@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from holdfast.errors import InvalidId, NotJSON
 from holdfast.log import codec
 
@@ -49,3 +51,13 @@ def checked_name(value: object, what: str, limit: int = 512) -> str:
         raise InvalidId(f"{what} must be a non-empty string, not {value!r}")
     codec.text_bytes(value, what, limit)
     return value
+
+
+def call_key(uid: str, run: str, call_id: str) -> str:
+    """What names one call of a tool for ever: the log, the turn, the call."""
+    return f"{uid}:{run}:{call_id}"
+
+
+def session_of_call(key: str) -> str:
+    """The id of the session in which an agent works that is called as a tool: whoever knows the call can find it."""
+    return "call-" + sha256(key.encode()).hexdigest()[:32]

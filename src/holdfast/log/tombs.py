@@ -17,24 +17,30 @@ from holdfast.log.names import NAMED_FIELDS
 
 # Fields that hold no text of a person or a model.
 _STRUCTURE = {
+    "agent.assigned": ("agent",),
+    "agent.failed": ("path", "at"),
+    "agent.finished": ("path",),
+    "agent.started": ("agent", "path", "active", "branches"),
     "approval.decided": ("call_id", "approved"),
     "approval.requested": ("call_id", "name"),
+    "loop.ended": ("path", "iterations", "reason"),
     "message.added": ("rejected",),
     "message.queued": ("agent", "on_busy", "run"),
     "model.called": ("step", "provider", "model", "from", "upto", "pinned", "shortened"),
-    "model.replied": ("usage", "stop_reason", "provider", "model"),
+    "model.replied": ("usage", "stop_reason", "provider", "model", "aside"),
     "retention.set": ("ttl_days", "archive_after_days", "auto_prune", "prune_strategy", "max_messages", "immutable"),
     "session.forked": ("at",),
     "summary.added": ("usage", "covers"),
     "tool.called": ("call_id", "name"),
-    "tool.returned": ("call_id", "name", "effect", "unknown"),
+    "tool.returned": ("call_id", "name", "effect", "unknown", "usage", "handoff", "exit"),
     "turn.cancelled": ("usage",),
     "turn.failed": ("usage",),
     "turn.finished": ("usage",),
     "turn.started": ("agent", "question"),
     "view.compacted": ("after", "drop", "strategy"),
     "view.pruned": ("after", "drop", "strategy"),
-    "view.rewound": ("to", "ranges"),
+    "view.restored": ("active",),
+    "view.rewound": ("to", "ranges", "active"),
     "view.unpruned": ("of", "ranges"),
 }
 _NAMES = {

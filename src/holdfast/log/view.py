@@ -17,6 +17,7 @@ import orjson
 from holdfast.errors import LifecycleError, NothingPending, QueueFull, TurnOpen, ViewChanged
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
+from holdfast.log.paths import is_within, place
 from holdfast.log.spans import microseconds
 
 Ranges = list[list[int]]  # [first, last] of seqs, in the order of the messages; last = 0: open-ended
@@ -60,6 +61,19 @@ _LIFE = {
 MAX_QUEUE = 1000  # runs that wait for their turn; a server may set a lower limit
 MAX_CUTS = 32  # prunes and compactions that can be undone; older ones stay as they are
 TURN_ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
+# Events that come from somebody at work: whoever worked at the same time inside of that is over. Waiting for a person
+# and being resumed are not among them, nor is making room.
+JOINING = frozenset(
+    (
+        *(type for type in MESSAGE_TYPES if type != "summary.added"),
+        "agent.started",
+        "agent.finished",
+        "agent.failed",
+        "loop.ended",
+        "model.called",
+        *TURN_ENDS,
+    )
+)
 
 
 def is_marked(type: str, run: str | None) -> bool:
@@ -83,9 +97,22 @@ class Turn:
     parked: bool = False
     attempts: int = 0  # how often it was taken up again after its process had gone
     question: int = 0  # the queued message that it answers; 0: it brought its own
+    branches: dict[str, Ranges] = field(default_factory=dict)  # messages of agents that work at the same time
+    active: str | None = None  # who goes on with the conversation, if this turn moved it
+
+    def join(self, branch: str | None) -> None:
+        """Something happens in `branch` (None: in no branch): those that ran inside of it are over, and what they said
+        stands in their order, not in the order in which it came."""
+        inner = [each for each in self.branches if branch is None or (each != branch and is_within(each, branch))]
+        for each in sorted(inner, key=place):
+            for first, last in self.branches.pop(each):
+                join(self.own if branch is None else self.branches.setdefault(branch, []), first, last)
 
     def to_json(self) -> list[Any]:
-        return [getattr(self, name) for name in _TURN]
+        found = [getattr(self, name) for name in _TURN]
+        while found[-1] in ({}, None):  # what few turns have is not written for the others
+            found.pop()
+        return found
 
 
 _TURN = tuple(Turn.__dataclass_fields__)
@@ -112,6 +139,7 @@ class View:
     retention: int = 0  # the event that says how long the session is kept
     queue: list[list[Any]] = field(default_factory=list)  # [run, its message.queued] of what is to be run, in order
     measured: list[int] = field(default_factory=list)  # tokens of the last model call: estimated, and as reported
+    active: str | None = None  # the agent to whom the conversation was handed, or who answers it of several
 
     @property
     def status(self) -> str:
@@ -137,12 +165,12 @@ class View:
             return "parked" if self.turn.parked else "waiting" if self.turn.waiting else "unfinished"
         return "failed" if self.failed else None
 
-    def apply(self, seq: int, type: str, run: str | None, data: dict[str, Any]) -> None:
+    def apply(self, seq: int, type: str, run: str | None, data: dict[str, Any], branch: str | None = None) -> None:
         turn = self.turn
         if self.life == "erased" and type != "session.imported":
             raise LifecycleError("write to", status="erased", legal=())
         if turn is not None and run == turn.run:
-            self._apply_turn(turn, seq, type, data)
+            self._apply_turn(turn, seq, type, data, branch)
         elif type == "turn.started":
             if turn is not None:
                 raise TurnOpen("start a turn")
@@ -175,7 +203,7 @@ class View:
                 raise LifecycleError(move, status=self.status, legal=MOVES[self.status])
             self.life = life
         elif type == "view.cleared":
-            self.edition, self.cuts = seq, []
+            self.edition, self.cuts, self.active = seq, [], None
             self.ranges = [] if turn is not None else [[seq + 1, 0]]
             if turn is not None:
                 turn.outside = []
@@ -189,6 +217,8 @@ class View:
             join(self.ranges, seq, 0)  # this event is no message, so the view stays in one piece
         elif type == "event.redacted":
             self.edition = seq
+        elif type == "agent.assigned":
+            self.active = data.get("agent")
         elif type == "retention.set":
             ttl, self.retention = data.get("ttl_days"), seq
             self.ttl, self.immutable = None if ttl is None else microseconds(ttl), bool(data.get("immutable"))
@@ -203,7 +233,7 @@ class View:
             if turn is not None:
                 raise TurnOpen("rewind" if type == "view.rewound" else "overwrite the messages")
             self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
-            self.edition, self.cuts = seq, []
+            self.edition, self.cuts, self.active = seq, [], data.get("active")
         elif type == "session.forked":
             self.begin_anew()
         elif type == "session.imported":
@@ -235,18 +265,23 @@ class View:
     def _dequeue(self, run: str | None) -> None:
         self.queue = [entry for entry in self.queue if entry[0] != run]
 
-    def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any]) -> None:
+    def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any], branch: str | None) -> None:
+        if turn.branches and type in JOINING:
+            turn.join(branch)
         if type == "summary.added":
             self._use(data)
             turn.mixed = True
         elif type in ("view.pruned", "view.compacted"):
             self._cut(seq, type, data)
         elif type in MESSAGE_TYPES:
-            if data.get("rejected"):
+            if data.get("rejected") or data.get("aside"):
                 turn.mixed = True
-            else:
+            elif branch is None:
                 extend(turn.own, seq)
-        if type == "model.replied" or type in TURN_ENDS:
+            else:
+                extend(turn.branches.setdefault(branch, []), seq)
+                turn.mixed = True
+        if type in ("model.replied", "tool.returned") or type in TURN_ENDS:
             self._use(data)
         if type == "model.called" and "tokens" in data:
             self.measured = [data["tokens"], 0]
@@ -273,6 +308,8 @@ class View:
             turn.waiting = turn.parked = self.released = False
         elif type == "turn.parked":
             turn.parked = True
+        elif type == "agent.started":
+            turn.active = data.get("active", turn.active)
         elif type in ("turn.finished", "turn.interrupted"):
             self._end(turn, seq, kept=True)
             if type == "turn.finished":  # its model was told; that of an interrupted turn may not have been
@@ -313,6 +350,7 @@ class View:
         self.failed = False
         if kept:
             self.turns += 1
+            self.active = turn.active or self.active
             if not turn.mixed:
                 # Nothing in between is a message of anybody else: one range, which joins its neighbours.
                 if turn.question:
@@ -337,7 +375,7 @@ class View:
 
 
 _SORTED = orjson.OPT_SORT_KEYS
-_RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention", "queue")
+_RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention", "queue", "active")
 
 
 def view_of(data: bytes) -> View:
@@ -356,7 +394,7 @@ def view_of(data: bytes) -> View:
 def fold(view: View, events: Iterable[Event]) -> View:
     """Move a view over events that are already in the log."""
     for event in events:
-        view.apply(event.seq, event.type, event.run, event.data)
+        view.apply(event.seq, event.type, event.run, event.data, event.branch)
     return view
 
 

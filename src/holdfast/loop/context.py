@@ -12,7 +12,9 @@ from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.messages import Message
 from holdfast.log.view import cut
 from holdfast.loop.cutting import newest_first
+from holdfast.loop.presenting import presented
 from holdfast.loop.prompt import own_events, shortened, tokens_of
+from holdfast.loop.trail import Trail
 from holdfast.models.base import repaired
 from holdfast.stores.base import Log, Store
 from holdfast.stores.portable import message_of
@@ -20,7 +22,8 @@ from holdfast.stores.portable import message_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPart:
-    """One thing that a model is sent: `kind` is instructions, system, facts, loose_ends, tool or message."""
+    """One thing that a model is sent: `kind` is instructions, system, facts, memory, loose_ends, others, tool or
+    message."""
 
     kind: str
     text: str
@@ -92,14 +95,8 @@ def sent_at(store: Store, log: Log, seq: int) -> Context:
     front = [message_of(store, log, row) for each in data.get("pinned", ()) for row in store.read(log, each, each)]
     history = [*front, *(item.message for item in reversed(items))]
     assert called.run is not None
-    first = _first_of(store, log, called)
-    own = [
-        message_of(store, log, row)
-        for event in own_events(store, log, called.run, first, seq)
-        if event.type in MESSAGE_TYPES
-        for row in store.read(log, event.seq, event.seq)
-    ]
-    parts = parts_of(pieces, tools, repaired([*history, *shortened(own, data.get("shortened", 0))]))
+    own = shortened(_turn_at(store, log, called), data.get("shortened", 0))
+    parts = parts_of(pieces, tools, presented(repaired([*history, *own]), called.author, has_tools=bool(tools)))
     reported = _reported(store, log, called)
     estimated = sum(part.tokens for part in parts)
     return Context(
@@ -111,6 +108,18 @@ def sent_at(store: Store, log: Log, seq: int) -> Context:
         model=f"{data['provider']}:{data['model']}",
         left_out=store.count(log, visible) - len(history),
     )
+
+
+def _turn_at(store: Store, log: Log, called: Event) -> list[Message]:
+    """What a call was sent of its own turn: what its agent saw of the others, and its own."""
+    trail = Trail(called.run or "")
+    path = ""
+    for event in own_events(store, log, trail.run, _first_of(store, log, called), called.seq):
+        rows = store.read(log, event.seq, event.seq) if event.type in MESSAGE_TYPES else []
+        trail.take(event.type, event.data, event.branch, message_of(store, log, rows[0]) if rows else None)
+        if event.type == "agent.started" and event.branch == called.branch:
+            path = event.data.get("path", "")
+    return [*trail.seen_by(path), *trail.legs[path].own]
 
 
 def _first_of(store: Store, log: Log, called: Event) -> int:

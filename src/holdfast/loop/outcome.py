@@ -10,9 +10,8 @@ from holdfast.errors import AgentError, TurnFailed
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.view import TURN_ENDS, View, view_of
 from holdfast.loop.output import OutputShape
-from holdfast.loop.response import Pending, Response
-from holdfast.loop.turn import Work, tool_calls_of
-from holdfast.models.base import Usage
+from holdfast.loop.response import Response, response_of
+from holdfast.loop.trail import Trail
 from holdfast.models.faults import redacted
 from holdfast.stores.base import Log, Store
 from holdfast.stores.portable import message_of
@@ -39,38 +38,16 @@ class Outcome:
         return self.status in OVER
 
 
-def response_of(work: Work, shape: OutputShape | None) -> Response:
-    """The answer of a turn, as far as it got."""
-    answer = work.answer
-    text = "" if answer is None else answer.text
-    return Response(
-        text=text,
-        output=shape.read(text) if shape is not None and answer is not None else None,
-        tool_calls=tool_calls_of(work),
-        usage=Usage(**{name: work.usage.get(name, 0) for name in Usage.__dataclass_fields__}),
-        steps=work.steps,
-        messages=list(work.shown),
-        status="finished" if answer is not None else "waiting",
-        pending=[
-            Pending(call_id=call.id, name=call.name, arguments=call.arguments, payload=call.payload, reason=call.reason)
-            for call in work.unanswered
-            if call.undecided
-        ],
-        run_id=work.run,
-        stop_reason=work.stop_reason,
-    )
-
-
-def work_of(store: Store, log: Log, run: str, events: Iterable[Event]) -> Work:
+def read_trail(store: Store, log: Log, run: str, events: Iterable[Event]) -> Trail:
     """The fold of a turn's events."""
-    work = Work(run=run)
+    trail = Trail(run)
     for event in events:
         message = None
         if event.type in MESSAGE_TYPES:
             (row,) = store.read(log, event.seq, event.seq)
             message = message_of(store, log, row)
-        work.take(event.type, event.data, message)
-    return work
+        trail.take(event.type, event.data, event.branch, message)
+    return trail
 
 
 def outcome_of(store: Store, log: Log, run: str) -> Outcome | None:
@@ -84,11 +61,11 @@ def outcome_of(store: Store, log: Log, run: str) -> Outcome | None:
     if not events:
         return None
     found = _told(run, events, view_of(head.view))
-    if found.status in ("finished", "waiting"):
-        work = work_of(store, log, run, events)
-        schema = work.options.get("schema")
-        if not any(event.erased for event in events):
-            found.response = response_of(work, None if schema is None else OutputShape(schema))
+    if found.status in ("finished", "waiting") and not any(event.erased for event in events):
+        trail = read_trail(store, log, run, events)
+        schema = trail.root.options.get("schema")
+        trail.root.shape = None if schema is None else OutputShape(schema)
+        found.response = response_of(trail)
     return found
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from holdfast.log.events import Event
 from holdfast.log.messages import Message
+from holdfast.log.paths import place
+from holdfast.log.view import TURN_ENDS
+from holdfast.loop.settings import Settings
 from holdfast.loop.tools import Tool
 from holdfast.models.base import BlockStart, Done, Model, ModelEvent, ModelRequest, Usage
 
@@ -63,8 +66,18 @@ class RecordedTurn:
     question: Message
     options: dict[str, Any]
     events: list[Event]
-    replies: list[Done]
-    results: dict[str, list[tuple[str, bool]]]  # tool name -> (content, is_error), in order
+    replies: dict[str, list[Done]]  # by the path of whoever said it
+    results: dict[str, dict[str, list[tuple[str, bool]]]]  # path -> tool name -> (content, is_error), in order
+
+    def stage(self, path: str, settings: Settings) -> Settings:
+        """An agent with what was recorded of it as its world."""
+        return dataclasses.replace(
+            settings,
+            model=RecordedModel(settings.model, self.replies.get(path, [])),
+            tools=recorded_tools(settings.tools, self.results.get(path, {})),
+            condenses=False,
+            recall=None,
+        )
 
 
 def recorded_turns(events: Sequence[Event], messages: dict[int, Message]) -> list[RecordedTurn]:
@@ -81,13 +94,13 @@ def recorded_turns(events: Sequence[Event], messages: dict[int, Message]) -> lis
 
 
 def _turn(events: list[Event], messages: dict[int, Message]) -> RecordedTurn:
-    replies: list[Done] = []
-    results: dict[str, list[tuple[str, bool]]] = {}
+    replies: dict[str, list[Done]] = {}
+    results: dict[str, dict[str, list[tuple[str, bool]]]] = {}
     question = Message.user("")
-    for event in events:
+    for path, event in placed(events):
         if event.type == "model.replied":
             known = {name: event.data["usage"].get(name, 0) for name in Usage.__dataclass_fields__}
-            replies.append(
+            replies.setdefault(path, []).append(
                 Done(
                     message=_afresh(messages[event.seq], None),
                     usage=Usage(**known),
@@ -100,11 +113,23 @@ def _turn(events: list[Event], messages: dict[int, Message]) -> RecordedTurn:
             )
         elif event.type == "tool.returned":
             part: Any = messages[event.seq].parts[0]
-            results.setdefault(event.data["name"], []).append((part.content, part.is_error))
+            known_here = results.setdefault(path, {})
+            known_here.setdefault(event.data["name"], []).append((part.content, part.is_error))
         elif event.type in _ASKING and event is next(e for e in events if e.type in _ASKING):
             question = _afresh(messages[event.seq], event.author)
     started = next(event for event in events if event.type == "turn.started")
     return RecordedTurn(started.seq, question, dict(started.data.get("options", {})), events, replies, results)
+
+
+def placed(events: Sequence[Event]) -> list[tuple[str, Event]]:
+    """The events of a turn, each with the path of the agent it belongs to."""
+    found: list[tuple[str, Event]] = []
+    at: dict[str | None, str] = {}
+    for event in events:
+        if event.type == "agent.started":
+            at[event.branch] = event.data.get("path", "")
+        found.append((at.get(event.branch, ""), event))
+    return found
 
 
 def _afresh(message: Message, author: str | None) -> Message:
@@ -140,8 +165,9 @@ class _Failed(Exception):
     """A result that was an error then."""
 
 
-def recorded_tools(tools: Sequence[Tool], results: dict[str, list[tuple[str, bool]]]) -> list[Tool]:
-    """The agent's tools, giving what they gave then and doing nothing."""
+def recorded_tools(tools: Mapping[str, Tool], results: Mapping[str, list[tuple[str, bool]]]) -> dict[str, Tool]:
+    """The agent's tools, giving what they gave then and doing nothing. What the loop answers itself it answers
+    again."""
     left = {name: list(items) for name, items in results.items()}
 
     def recorded(tool: Tool) -> Tool:
@@ -155,12 +181,12 @@ def recorded_tools(tools: Sequence[Tool], results: dict[str, list[tuple[str, boo
 
         return dataclasses.replace(tool, function=again, is_async=False, approval=None)
 
-    return [recorded(tool) for tool in tools]
+    return {name: recorded(tool) for name, tool in tools.items()}
 
 
 def compared(number: int, recorded: Sequence[Event], replayed: Sequence[Event]) -> Difference | None:
     """The first event that differs in what it did."""
-    then, now = _acts(recorded), _acts(replayed)
+    then, now = _acts(_ordered(recorded)), _acts(_ordered(replayed))
     for index in range(max(len(then), len(now))):
         one = then[index] if index < len(then) else None
         two = now[index] if index < len(now) else None
@@ -171,6 +197,16 @@ def compared(number: int, recorded: Sequence[Event], replayed: Sequence[Event]) 
                 turn=number, seq=None if one is None else one.seq, type=kind, recorded=mine, replayed=theirs
             )
     return None
+
+
+def _ordered(events: Sequence[Event]) -> list[Event]:
+    """The events agent by agent: those who worked at the same time may have been faster or slower then."""
+    found = placed(events)
+    first, last = [event for path, event in found if not path], [item for item in found if item[0]]
+    ends = [event for event in first if event.type in TURN_ENDS]
+    begins = [event for event in first if event.type not in TURN_ENDS]
+    inner = [event for _, event in sorted(last, key=lambda item: place(item[0])) if event.type not in TURN_ENDS]
+    return [*begins, *inner, *ends, *(event for _, event in last if event.type in TURN_ENDS)]
 
 
 def _acts(events: Sequence[Event]) -> list[Event]:
@@ -189,7 +225,19 @@ def _acts(events: Sequence[Event]) -> list[Event]:
 def _essence(event: Event) -> dict[str, Any]:
     """What an event did: without numbers, times, and what a raised error's text adds."""
     data = dict(event.data)
-    for name in ("from", "upto", "tokens", "pinned", "shortened", "usage", "whole", "unknown", "response_id"):
+    for name in (
+        "step",
+        "from",
+        "upto",
+        "tokens",
+        "pinned",
+        "shortened",
+        "usage",
+        "whole",
+        "unknown",
+        "response_id",
+        "session",
+    ):
         data.pop(name, None)
     if event.type == "tool.returned":
         part = data["message"]["parts"][0]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.log.messages import Message, ToolCall
+from holdfast.log.paths import is_within
+from holdfast.loop.trail import Trail
 from holdfast.models.base import Usage
 
 
@@ -24,7 +27,8 @@ class Pending:
 class Response:
     """The answer to a question: `text`, or `output` where a shape was asked for; and what it took.
 
-    `status` is "finished", or "waiting" when a person has to decide about the calls in `pending`.
+    `status` is "finished", or "waiting" when a person has to decide about the calls in `pending`. The fields of
+    `output` can be read here too: `response.category`.
     """
 
     text: str = ""
@@ -40,3 +44,50 @@ class Response:
 
     def __str__(self) -> str:
         return self.text
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a field of the output
+        output = None if name.startswith("__") else self.output  # what copies and pickles look for is nobody's field
+        if isinstance(output, Mapping) and name in output:
+            return output[name]
+        if output is not None and hasattr(output, name):
+            return getattr(output, name)
+        where = "" if output is None else f", and its output ({type(output).__name__}) has none"
+        raise AttributeError(f"a response has no {name!r}{where}")
+
+
+def response_of(trail: Trail, path: str = "") -> Response:
+    """The answer of a turn as far as it got; or of the agents at or inside of `path`."""
+    last = trail.last(path)
+    legs = [work for each, work in trail.in_order if is_within(each, path)]
+    calls = [call for work in legs for call in work.unanswered if call.undecided]
+    texts = [_text(work.shown) for work in last]
+    if not any(texts) and last[0].left:  # it left the loop without a word: what stands is what was said before
+        texts = [_text([message for work in legs for message in work.shown])]
+    first, answer = last[0], last[0].answer
+    used: dict[str, int] = {}
+    for work in legs:
+        for name, amount in work.usage.items():
+            used[name] = used.get(name, 0) + amount
+    is_over = not any(work.unanswered for work in legs) and all(
+        work.answer is not None or work.left or work.over for work in last
+    )
+    return Response(
+        text="\n\n".join(text for text in texts if text) if is_over else "",
+        output=first.shape.read(answer.text) if len(last) == 1 and first.shape is not None and answer else None,
+        tool_calls=[call for work in legs for message in work.shown for call in message.tool_calls],
+        usage=Usage(**{name: used.get(name, 0) for name in Usage.__dataclass_fields__}),
+        steps=sum(work.steps for work in legs),
+        messages=[message for work in legs for message in work.shown],
+        status="finished" if is_over else "waiting",
+        pending=[
+            Pending(call_id=call.id, name=call.name, arguments=call.arguments, payload=call.payload, reason=call.reason)
+            for call in calls
+        ],
+        run_id=trail.run,
+        stop_reason=last[-1].stop_reason,
+    )
+
+
+def _text(shown: list[Message]) -> str:
+    """The last thing that an agent said in words: one that leaves a loop may have said it before."""
+    return next((message.text for message in reversed(shown) if message.role == "assistant" and message.text), "")

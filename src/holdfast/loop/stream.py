@@ -1,4 +1,4 @@
-"""What a stream tells while a turn goes on. Text and argument deltas come from the model as they are."""
+"""What a stream tells while a turn goes on, and of which agent. Text and argument deltas come from the model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class MessageStart:
 
     run_id: str
     step: int
+    agent: str | None = None
     type: ClassVar[Literal["message_start"]] = "message_start"
 
 
@@ -25,12 +26,14 @@ class MessageStart:
 class ContentBlockStart:
     index: int
     content_block: Part
+    agent: str | None = None
     type: ClassVar[Literal["content_block_start"]] = "content_block_start"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentBlockStop:
     index: int
+    agent: str | None = None
     type: ClassVar[Literal["content_block_stop"]] = "content_block_stop"
 
 
@@ -38,6 +41,7 @@ class ContentBlockStop:
 class MessageDelta:
     stop_reason: str
     usage: Usage
+    agent: str | None = None
     type: ClassVar[Literal["message_delta"]] = "message_delta"
 
 
@@ -45,6 +49,7 @@ class MessageDelta:
 class MessageStop:
     """The reply is complete and stored."""
 
+    agent: str | None = None
     type: ClassVar[Literal["message_stop"]] = "message_stop"
 
 
@@ -52,6 +57,7 @@ class MessageStop:
 class ToolProgress:
     call_id: str
     text: str
+    agent: str | None = None
     type: ClassVar[Literal["tool_progress"]] = "tool_progress"
 
 
@@ -61,6 +67,7 @@ class ToolReturned:
     name: str
     content: str
     is_error: bool
+    agent: str | None = None
     type: ClassVar[Literal["tool_result"]] = "tool_result"
 
 
@@ -71,6 +78,7 @@ class TurnDone:
     usage: Usage
     steps: int
     response: Response = field(repr=False)
+    agent: str | None = None
     type: ClassVar[Literal["done"]] = "done"
 
 
@@ -94,6 +102,6 @@ def to_dict(event: StreamEvent) -> dict[str, Any]:
     found: dict[str, Any] = {"type": event.type}
     for name in event.__dataclass_fields__:
         value = getattr(event, name)
-        if name != "response":
+        if name not in ("response", "agent"):
             found[name] = value.to_dict() if isinstance(value, Usage) else value
     return found

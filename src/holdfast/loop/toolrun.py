@@ -21,8 +21,9 @@ from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.loop.stream import ToolProgress
 from holdfast.loop.threads import ASYNC_TOOLS, TOOLS
-from holdfast.loop.tools import Interrupt, Tool, ToolContext, clip, render
-from holdfast.loop.turn import Call, interrupted, returned
+from holdfast.loop.tools import Interrupt, Spent, Tool, ToolContext, clip, render
+from holdfast.loop.turn import interrupted, returned
+from holdfast.loop.work import Call
 
 DEFAULT_TIMEOUT = 120.0
 MAX_WHOLE = 16 << 20
@@ -174,9 +175,15 @@ class Batch:
 
     def _result(self, one: Running, result: object) -> Draft:
         one.done = True
+        more: dict[str, Any] = {}
+        is_error = False
+        if isinstance(result, Spent):
+            more, is_error = {"usage": dict(result.usage), "session": result.session}, result.is_error
+            result = result.content
         text, whole = clip(render(result), one.tool.max_result_bytes)
         blobs = None if whole is None else {_digest(whole): whole[:MAX_WHOLE]}
-        return returned(self.run, one.call, text, effect=not one.tool.idempotent, blobs=blobs)
+        effect = not one.tool.idempotent
+        return returned(self.run, one.call, text, is_error=is_error, effect=effect, blobs=blobs, more=more)
 
     def _failure(self, one: Running, error: BaseException) -> Draft:
         one.done = True

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -83,7 +84,7 @@ class ToolContext:
     A tool that is to be repeated safely hands `idempotency_key` to the outside world; a long one looks at `cancelled`.
     """
 
-    __slots__ = ("_cancelled", "_on_progress", "idempotency_key", "session", "state", "work_dir")
+    __slots__ = ("_cancelled", "_meter", "_on_progress", "idempotency_key", "session", "state", "work_dir")
 
     session: Any
     state: Any
@@ -99,9 +100,11 @@ class ToolContext:
         idempotency_key: str = "",
         cancelled: Callable[[], bool] | Event = _never,
         on_progress: Callable[[str], None] = _unheard,
+        meter: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
         self.session, self.state, self.work_dir = session, state, work_dir
         self.idempotency_key = idempotency_key
+        self._meter = meter  # is told what an agent used that is called as a tool; raises if that is too much
         self._cancelled = cancelled.is_set if isinstance(cancelled, Event) else cancelled
         self._on_progress = on_progress
 
@@ -129,6 +132,7 @@ class Tool:
     approval: Approval = None
     max_result_bytes: int = MAX_RESULT
     signature: Signature | None = field(default=None, repr=False)  # None: whoever runs it checks the arguments
+    signal: str | None = None  # answered by the loop itself: "exit", or the name of the agent to hand over to
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -185,6 +189,20 @@ class Tool:
         if self.signature is None or self.signature.context is None:
             return self.function(**kwargs)
         return self.function(**kwargs, **{self.signature.context: context})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """A result that took calls of models: what they used counts in the session of whoever called."""
+
+    content: object
+    usage: Mapping[str, int]
+    session: str  # where it was done
+    is_error: bool = False
+
+
+METER: ContextVar[Callable[[Mapping[str, int]], None] | None] = ContextVar("holdfast_meter", default=None)
+"""Of the call that an agent runs in as a tool: its turns tell it what they used."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""What a turn acts on: the log with its lease, the model, the tools. Both drivers share what does not wait."""
+"""What a turn acts on: the log with its lease, and the agents that take part. Both drivers share what does not wait."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import (
     AgentError,
     ApprovalPending,
     BudgetExceeded,
-    ImmutableSession,
     LifecycleError,
     SessionBusy,
     StaleEpoch,
@@ -22,48 +20,32 @@ from holdfast.errors import (
     TurnCancelled,
     TurnOpen,
     TurnParked,
-    ViewChanged,
 )
 from holdfast.ids import crashpoint
-from holdfast.log import codec
-from holdfast.log.chain import estimate
-from holdfast.log.events import MESSAGE_TYPES, Draft, Event, to_datetime
+from holdfast.log.events import Draft, Event, to_datetime
 from holdfast.log.messages import Message
+from holdfast.log.paths import is_within
 from holdfast.log.view import MOVES, View, cut, view_of
 from holdfast.loop.context import Context, parts_of
-from holdfast.loop.cutting import frees, plan_cut
-from holdfast.loop.outcome import clean, error_data, response_of, work_of
+from holdfast.loop.effects import Enter, Settle, Steps
+from holdfast.loop.leg import Leg
+from holdfast.loop.outcome import clean, error_data, read_trail
 from holdfast.loop.output import OutputShape
-from holdfast.loop.prompt import (
-    FACTS_BYTES,
-    WINDOW_SHARE,
-    History,
-    Window,
-    facts_text,
-    filled,
-    loose_ends,
-    names_in,
-    own_events,
-    shortened,
-    tokens_of,
-)
-from holdfast.loop.response import Response
-from holdfast.loop.settings import Settings
-from holdfast.loop.toolrun import Batch
-from holdfast.loop.tools import BadArguments, ToolContext
-from holdfast.loop.turn import Call, Rules, Work, loose_calls, settlement
-from holdfast.models.base import ModelRequest, ToolSpec, repaired
+from holdfast.loop.prompt import own_events
+from holdfast.loop.prompting import correction
+from holdfast.loop.response import Response, response_of
+from holdfast.loop.settings import Plan, Settings, first_agent
+from holdfast.loop.tools import METER
+from holdfast.loop.trail import Trail
+from holdfast.loop.turn import Rules, loose_calls, settlement
+from holdfast.loop.walk import refuse_shape, turn
 from holdfast.policy.budget import Budget
-from holdfast.policy.pruning import Strategy, strategy_of
-from holdfast.policy.retention import Retention
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
-from holdfast.stores.plan import Appended, Head
+from holdfast.stores.plan import Head
 from holdfast.stores.portable import message_draft
 from holdfast.stores.renewal import Renewal
 
-NO_CONTEXT = ToolContext()  # for tools that do not ask for one
-IDLE = 100  # events before a strategy that freed nothing is tried again
 MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
 
 
@@ -72,52 +54,49 @@ class AskedBefore(AgentError):
 
 
 class World:
-    """One turn's access to everything. Made by `begin` or `resume`; used by one driver; over with the turn."""
+    """One turn's access to everything. Made by `open_with` or `reopen`; used by one driver; over with the turn."""
 
     def __init__(
         self,
         store: Store,
         log: Log,
-        settings: Settings,
+        plan: Plan,
         *,
         session: object,
         temp: dict[str, Any],
         shape: OutputShape | None = None,
         options: Mapping[str, Any] | None = None,
         run: str | None = None,
+        stage: Callable[[str, Settings], Settings] | None = None,
     ) -> None:
-        self.store, self.log, self.settings, self.session, self.temp = store, log, settings, session, temp
+        self.stage = stage  # makes an agent one that only plays its part
+        self.store, self.log, self.plan, self.session, self.temp = store, log, plan, session, temp
         self.shape = shape
-        self.options = {**settings.options, **(options or {})}
-        self.work = Work(run=run or store.ids.new())
+        self.given = dict(options or {})  # whoever answers
+        self.trail = Trail(run or store.ids.new())
+        self.legs: dict[str, Leg] = {}
+        self.state = TurnState(self)
         self.epoch = 0
         self.at = 0  # the last event of this turn's last append
         self.stopped = False  # somebody asked for its end
         self.detached = False  # nobody but the log waits for it
-        self._batch: Batch | None = None  # the tools under way
         self.renewal: Renewal | None = None
-        self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
-        self._until: float | None = None  # when the effect under way has outlived its time
-        self.left: list[Draft] = []  # results that wait for the next append
-        self._history = History([], whole=True, after=1)
-        self._pieces: list[tuple[str, str]] = []  # (kind, text) of what is sent before the messages
-        self._shortened = 0  # results of this turn that are left out of the prompt
-        self._limit = 0  # tokens, by our own estimate, that may be sent
-        self._fixed = 0  # tokens of what is sent besides messages
-        self._policy_tried = False
-        self._numbers: list[tuple[int, int]] = []  # of this turn's messages that it stored: seq and time
         self.more = True  # something may be queued
-        self._once: str | None = None
         self.retained = False  # the session has a retention, which may ask for pruning after the turn
+        self._once: str | None = None
+        self._lock = threading.RLock()  # agents that work at the same time write one after the other
+        self._is_over = False
         self._usage_before: dict[str, int] = {}
         self._turns_before = 0
         self._budget: Budget | None = None
-        self._specs = [
-            ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
-            for tool in settings.tools.values()
-        ]
+        self._called: dict[str, Mapping[str, int]] = {}  # call -> what the agent that it called has used so far
+        self._caller = METER.get()  # of the call that this turn is the work of
         self._began = store.ids.elapsed()
         self._contexts: set[str] = getattr(session, "_contexts", set())  # prompts that the log is known to hold
+
+    @property
+    def run(self) -> str:
+        return self.trail.run
 
     # -- beginning -------------------------------------------------------------------------------------------------
 
@@ -147,11 +126,15 @@ class World:
             lease = self.store.lease(self.log)
             if lease is not None and lease.alive:
                 return None
-            settled = settlement(self._work_of(view, head))
-        started: dict[str, Any] = {"agent": self.settings.name, "options": self._stored_options()}
+            cut_off = self._trail_of(view, head)
+            settled = settlement(cut_off.run, cut_off.legs.values())
+        self.plan = self._for(view.active)
+        if self.shape is not None:
+            refuse_shape(self.plan)
+        started: dict[str, Any] = {"agent": self.plan.name, "options": self._stored_options()}
         if metadata:
             started["metadata"] = dict(metadata)
-        begun = Draft(type="turn.started", run=self.work.run, data=started)
+        begun = Draft(type="turn.started", run=self.run, data=started)
         if admitting is not None:
             question, asked = admitting, [admitting, begun]
             started["question"] = head.head + 1
@@ -159,26 +142,29 @@ class World:
             question, asked = Draft(type=queued.type, data=queued.data), [begun]
             started["question"] = queued.seq
         else:
-            question = message_draft(message, self.store.limits, run=self.work.run)
+            question = message_draft(message, self.store.limits, run=self.run)
             asked = [begun, question]
-        drafts = [*settled, *asked]
-        self._prepare(head, view)
+        self._prepare(head, view, message)
         if settled:  # what was settled is history now: read it as the next turn will see it
             self._claim(settled, head)
             try:
                 head = self.store.head(self.log)
-                self._prepare(head, view_of(head.view))
-                done = self.store.append(self.log, drafts[len(settled) :], epoch=self.epoch)
-                self._number(drafts[len(settled) :], done)
-                self.at = done.last
+                self._prepare(head, view_of(head.view), message)
             except BaseException:
                 self.give_back()
                 raise
-            drafts = []
-        self.work.take("turn.started", started)
-        self.work.take(question.type, question.data, copy.copy(message))
-        self._head = head
-        return drafts
+        message = copy.copy(message)
+        self.trail.take("turn.started", started, None)
+        self.trail.take(question.type, question.data, None, message)
+        self.trail.root.fresh.append((question, message))
+        if settled:
+            try:
+                self.record(asked, "", last=False)
+            except BaseException:
+                self.give_back()
+                raise
+            return []
+        return asked
 
     def reopen(self) -> bool:
         """Take up the unfinished turn; False if there is none. Raises if it waits for a person, or is parked."""
@@ -196,16 +182,30 @@ class World:
             raise SessionBusy(self.log.id, retry_after=lease.remaining)  # somebody is at work on it: it may yet succeed
         if turn.parked or turn.attempts >= MAX_ATTEMPTS:
             self._park(view, head)
-        self.work = self._work_of(view, head)
-        self.options |= {name: value for name, value in self.work.options.items() if name != "schema"}
-        if self.shape is None and "schema" in self.work.options:
-            self.shape = OutputShape(self.work.options["schema"])
-        self._prepare(head, view)
+        self.trail = self._trail_of(view, head)
+        self.plan = self._for(self.trail.root.name)  # whoever was asked, whoever has the conversation now
+        options = self.trail.root.options
+        own = self.plan.options if isinstance(self.plan, Settings) else {}
+        self.given |= {name: value for name, value in options.items() if name != "schema" and own.get(name) != value}
+        if self.shape is None and "schema" in options and not _is_own(self.plan, options["schema"]):
+            self.shape = OutputShape(options["schema"])
+        self._prepare(head, view, self.trail.question)
         drafts = [Draft(type="turn.resumed", run=turn.run)]
-        if self.work.asking:  # whoever watched saw a part of a reply that never came to be
-            drafts.insert(0, Draft(type="model.interrupted", run=turn.run))
+        for work in self.trail.legs.values():
+            if work.asking:  # whoever watched saw a part of a reply that never came to be
+                drafts.insert(0, Draft(type="model.interrupted", run=turn.run, branch=work.branch))
         self._claim(drafts, head)
         return True
+
+    def _for(self, name: str | None) -> Plan:
+        """Who answers in a conversation that is somebody's: that one, if it can be got to from here by handoffs."""
+        plan = self.plan
+        if name is None or name == plan.name or not isinstance(plan, Settings) or plan.member is None:
+            return plan
+        found = plan.member(name)
+        if isinstance(found, Settings) and found.budget is None:
+            found = replace(found, budget=plan.budget)
+        return found or plan
 
     def _park(self, view: View, head: Head) -> None:
         turn = view.turn
@@ -225,60 +225,81 @@ class World:
     def _claim(self, drafts: Sequence[Draft], head: Head | None) -> None:
         seconds = lease_seconds()
         since = self.store.ids.elapsed()
-        claim = Claim(holder=holder(self.work.run), seconds=seconds)
+        claim = Claim(holder=holder(self.run), seconds=seconds)
         expected = None if head is None else head.head
         done = self.store.append(self.log, drafts, once=self._once, claim=claim, expected=expected)
         if done.repeated:
             raise AskedBefore
-        self._number(drafts, done)
+        self._number(drafts, done.first, done.at)
         self.epoch, self.at = done.epoch, done.last
         self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since)
         self.renewal.__enter__()
 
-    def _work_of(self, view: View, head: Head) -> Work:
+    def _trail_of(self, view: View, head: Head) -> Trail:
         """The fold of the open turn's events."""
         turn = view.turn
         assert turn is not None
-        return work_of(
-            self.store, self.log, turn.run, own_events(self.store, self.log, turn.run, turn.first, head.head)
+        events = own_events(self.store, self.log, turn.run, turn.first, head.head)
+        return read_trail(self.store, self.log, turn.run, events)
+
+    def _prepare(self, head: Head, view: View, question: Message | None) -> None:
+        """Read what holds for the whole turn; and the prompt of its agent, if it has one: what cannot even be asked is
+        refused before anything is stored."""
+        self._head, self._view = head, view
+        self._question = "" if question is None else question.text
+        self._usage_before, self._turns_before = dict(view.usage), view.turns
+        found = self.store.value(self.log, "budget")
+        own = self.plan.budget if isinstance(self.plan, Settings) else None
+        self._budget = own if found is None else Budget.of(found)
+        if isinstance(self.plan, Settings):
+            self._ready(self._root_of(self.plan))
+
+    def _root_of(self, settings: Settings) -> Enter:
+        """The one agent of a turn that has one."""
+        return Enter(
+            settings=settings,
+            path="",
+            branches=(),
+            shape=self.shape or settings.shape,
+            in_loop=False,
+            aside=False,
+            drafts=[],
+            before="",
         )
 
-    def _prepare(self, head: Head, view: View) -> None:
-        """Read what every step of this turn sends: instructions, facts, history."""
-        store, log = self.store, self.log
-        self._usage_before, self._turns_before = dict(view.usage), view.turns
-        budget = store.value(log, "budget")
-        self._budget = self.settings.budget if budget is None else Budget.of(budget)
-        facts = list(store.values(log, "fact/").values())
-        room = int(self.settings.model.context_window * WINDOW_SHARE)  # bytes: about a quarter of what may be sent
-        pieces = (
-            ("instructions", self._instructions()),
-            ("system", store.value(log, "system") or ""),
-            ("facts", facts_text(facts, min(FACTS_BYTES, room))),
-            ("loose_ends", loose_ends(store, log, view.loose)),
-        )
-        self._pieces = [(kind, text) for kind, text in pieces if text]
-        self._fixed = sum(estimate(len(text.encode())) for _, text in self._pieces)
-        self._fixed += sum(estimate(len(codec.encode(_spec(spec), room=codec.WRAPPING))) for spec in self._specs)
-        # A provider that counts more than we do leaves less room; one that counts less does not give more.
-        off = max(1.0, correction(view.measured))
-        self._limit = int(self.settings.model.context_window * WINDOW_SHARE / off)
-        self._read_history(head)
+    def _ready(self, entered: Enter) -> Leg:
+        if self.stage is not None:
+            entered = replace(entered, settings=self.stage(entered.path, entered.settings))
+        leg = Leg(self, entered)
+        leg.prompt.read(self._head, self._view, self.temp, self.trail.seen_by(entered.path), self._question)
+        self.legs[entered.path] = leg
+        return leg
+
+    def _stored_options(self) -> dict[str, Any]:
+        own = self.plan if isinstance(self.plan, Settings) else None
+        found = {**(own.options if own else {}), **self.given}
+        found = {name: value for name, value in found.items() if value is not None}
+        shape = self.shape or (own.shape if own else None)
+        return found if shape is None else found | {"schema": shape.schema}
 
     def preview(self) -> Context:
         """What the model would be sent now, without the next question; the open turn's messages, if there is one."""
         head = self.store.head(self.log)
         view = view_of(head.view)
         if view.turn is not None:
-            self.work = self._work_of(view, head)
-        self._prepare(head, view)
-        self.fit()
+            self.trail = self._trail_of(view, head)
+            self.plan = self._for(self.trail.root.name)
+        else:
+            self.plan = self._for(view.active)
+        self._head, self._view, self._question = head, view, ""
+        if self.trail.question is not None:
+            self._question = self.trail.question.text
+        leg = self._ready(self._root_of(first_agent(self.plan)))
+        prompt, model = leg.prompt, leg.settings.model
+        prompt.fit(leg.work)
         visible = self.store.count(self.log, cut(view.visible, head.head))
-        own = shortened(self.work.own, self._shortened)
-        tools = [_spec(spec) for spec in self._specs]
-        parts = parts_of(self._pieces, tools, repaired([*self._history.messages, *own]))
+        parts = parts_of(prompt.pieces, prompt.tools, prompt.messages(leg.work))
         estimated = sum(part.tokens for part in parts)
-        model = self.settings.model
         return Context(
             parts=parts,
             tokens=round(estimated * correction(view.measured)),
@@ -286,163 +307,144 @@ class World:
             reported=None,
             window=model.context_window,
             model=f"{model.provider}:{model.name}",
-            left_out=visible - len(self._history.messages),
+            left_out=visible - prompt.history_length,
         )
-
-    def _read_history(self, head: Head) -> None:
-        kept: dict[str, Window] = getattr(self.session, "_windows", {})
-        window = kept.setdefault("window", Window())
-        self._history = window.read(self.store, self.log, head, max(0, self._limit - self._fixed))
-        self._head = head
-
-    @property
-    def _system(self) -> list[str]:
-        return [text for _, text in self._pieces]
-
-    def fit(self) -> int:
-        """Make the prompt fit: leave out the oldest history, then the oldest results of this turn. Returns about how
-        many tokens it has then."""
-        own = [tokens_of(message) for message in self.work.own]
-        room = self._limit - self._fixed
-        self._history.shorten(max(0, room - sum(own)))
-        self._shortened = 0
-        results = [at for at, message in enumerate(self.work.own) if message.role == "tool"]
-        while sum(own) + self._history.tokens > room and self._shortened < len(results):
-            at = results[self._shortened]
-            self._shortened += 1
-            own[at] = tokens_of(shortened([self.work.own[at]], 1)[0])
-        if sum(own) + self._history.tokens > room:
-            self._history.unpin(max(0, room - sum(own)))
-        return self._fixed + self._history.tokens + sum(own)
-
-    def shrink(self) -> list[Draft]:
-        """The provider says that the prompt is too long: aim at half of it. Gives the events that say so; none if
-        there is nothing that could be left out."""
-        before = self.fit()
-        self._limit = max(1, before // 2)
-        if self.fit() >= before:
-            return []
-        return [Draft(type="model.interrupted", run=self.work.run), self._model_called(self.work)]
-
-    def _apply_policy(self) -> None:
-        """Let the session's own strategy make room, once a turn. What it cannot do, `fit` does for this prompt."""
-        self._policy_tried = True
-        found = self.store.value(self.log, "retention")
-        strategy = None if found is None else automatic(Retention.of(found), self._limit - self._fixed)
-        idle: dict[str, int] = getattr(self.session, "_idle_policy", {})
-        if strategy is None or idle.get("until", 0) > self._head.head:
-            return
-        room = max(200, (self._limit - self._fixed))  # a quarter of the prompt, at about four bytes a token
-        head = self.store.head(self.log)
-        plan = plan_cut(self.store, self.log, head, strategy, model=self.settings.model, room=room)
-        if not plan.drop or not frees(self.store, self.log, plan):
-            idle["until"] = self._head.head + IDLE  # it frees nothing: do not pay for trying at every turn
-            return
-        with suppress(ViewChanged, ImmutableSession):
-            self.store.append(self.log, plan.drafts(run=self.work.run), epoch=self.epoch)
-        self._read_history(self.store.head(self.log))
-
-    def _instructions(self) -> str:
-        text = self.settings.instructions
-        if text is None:
-            return ""
-        names = names_in(text)
-        state = {name: self.temp[name] for name in names if name in self.temp}
-        for name in names:
-            event = self.store.lookup(self.log, "state/" + name)
-            if event is not None and name not in state:
-                state[name] = self.store.value(self.log, "state/" + name)
-        return filled(text, state)
-
-    def _stored_options(self) -> dict[str, Any]:
-        found = {name: value for name, value in self.options.items() if value is not None}
-        if self.shape is not None:
-            found["schema"] = self.shape.schema
-        return found
 
     # -- what the loop asks for ------------------------------------------------------------------------------------
 
-    def rules(self) -> Rules:
-        return Rules(
-            run=self.work.run,
-            author=self.settings.name,
-            limits=self.store.limits,
-            max_steps=self.settings.max_steps,
-            shape=self.shape,
-            model_called=self._model_called,
-            refusal=self._refusal,
-            needs_approval=self._needs_approval,
-            is_idempotent=lambda call: call.name in self.settings.tools and self.settings.tools[call.name].idempotent,
-            finished=self._finished,
-        )
+    def steps(self, opening: list[Draft]) -> Steps:
+        """The turn, as something that a driver performs."""
+        owner = self._view.active
+        return turn(self.plan, self.trail, opening, owner=owner, shape=self.shape, ended=self._finished)
 
-    def record(self, drafts: Sequence[Draft], *, last: bool) -> None:
+    def _finished(self) -> Draft:
+        data = {"usage": {"milliseconds": self._elapsed()}}
+        author = self.trail.last()[-1].name if isinstance(self.plan, Settings) else self.plan.name
+        return Draft(type="turn.finished", run=self.run, author=author, data=data)
+
+    def enter(self, entered: Enter) -> tuple[Rules, list[Draft]]:
+        """Get an agent ready; what those before it left is stored first. Before the first append there is no lease, and
+        what is to be appended waits for it."""
+        drafts = entered.drafts
+        if drafts and self.renewal is not None:
+            self.record(drafts, entered.before, last=False)
+            drafts = []
+        leg = self.legs.get(entered.path) or self._ready(entered)
+        return leg.rules(), drafts
+
+    def is_ready(self, entered: Enter) -> bool:
+        """Whether `enter` has nothing to read or write."""
+        return entered.path in self.legs and not (entered.drafts and self.renewal is not None)
+
+    def record(self, drafts: Sequence[Draft], path: str, *, last: bool) -> None:
         """Append events of this turn; the first append takes the lease."""
         crashpoint("before record")
-        if self.renewal is None:
-            self._claim(drafts, self._head)
-        else:
-            self.renewal.allow(None)  # while it writes, nobody waits for an effect
-            done = self.store.append(self.log, drafts, epoch=self.epoch, release=last)
-            self.retained, self.at, self.more = done.retained, done.last, done.queued
-            self._number(drafts, done)
-            self._limit_effect()
-        self.left = []
-        self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
+        leg = self.legs.get(path)
+        with self._lock:
+            if self._is_over or (leg is not None and leg.halted):
+                raise TurnCancelled  # nobody waits for what is done at the same time any more
+            branch = None if leg is None else leg.work.branch
+            stamped = [
+                draft if branch is None or draft.branch is not None else replace(draft, branch=branch)
+                for draft in drafts
+            ]
+            if self.renewal is None:
+                self._claim(stamped, self._head)
+            else:
+                if leg is not None:
+                    self.effect_over(leg)  # while it writes, nobody waits for an effect
+                done = self.store.append(self.log, stamped, epoch=self.epoch, release=last)
+                self.retained, self.at, self.more = done.retained, done.last, done.queued
+                self._number(drafts, done.first, done.at)
+            self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
+            if leg is not None and any(draft.type == "model.replied" for draft in drafts):
+                leg.is_asking = False
+            self._is_over = last
+        if leg is not None:
+            leg.left = []
         if last:
             self.close()
         crashpoint("after record")
 
-    def proceed(self, drafts: list[Draft], called: Draft) -> bool:
+    def proceed(self, drafts: list[Draft], called: Draft, path: str) -> bool:
         """Record what there is and that the model is called; False, and nothing done, if the session was paused."""
-        self.refuse_stopped()
+        leg = self.legs[path]
+        leg.refuse_stopped()
         try:
-            self._check_budget()
+            with self._lock:  # two at the same time must not both have the last call
+                self._check_budget()
+                leg.is_asking = True
         except BudgetExceeded:
             if drafts and self.renewal is not None:
-                self.record(drafts, last=False)  # what the tools did is not lost with the budget
+                self.record(drafts, path, last=False)  # what the tools did is not lost with the budget
             raise
         if self.renewal is not None and view_of(self.store.head(self.log).view).life != "live":
             return False  # before the first append there is nothing to pause
-        if self.settings.condenses and not self._history.whole and not self._policy_tried:
-            self.record(drafts, last=False)
-            self._apply_policy()
-            drafts, called = [], self._model_called(self.work)
-        self.record([*drafts, called], last=False)
+        if leg.prompt.wants_room:
+            self.record(drafts, path, last=False)
+            leg.prompt.apply_policy(self.run, self.epoch)
+            drafts, called = [], leg.model_called(leg.work)
+        self.record([*drafts, called], path, last=False)
         return True
 
+    def meter(self, call: str, used: Mapping[str, int]) -> None:
+        """An agent that was called as a tool has used this much so far: its budget is inside of this turn's."""
+        with self._lock:
+            self._called[call] = dict(used)
+            self._check_budget()
+            self._called[call] = {**used, "steps": used.get("steps", 0) + 1}  # the one that it is about to take
+
     def _check_budget(self) -> None:
-        if self._budget is not None:
-            usage = dict(self._usage_before)
-            for name, amount in self.work.usage.items():
+        if self._budget is None and self._caller is None:
+            return
+        usage = dict(self._usage_before)
+        open_calls = {call.id for work in list(self.trail.legs.values()) for call in list(work.unanswered)}
+        under_way = sum(leg.is_asking and not leg.halted for leg in self.legs.values())
+        used = [self.trail.usage, {"steps": under_way}]
+        for each in [*used, *(each for call, each in self._called.items() if call in open_calls)]:
+            for name, amount in each.items():
                 usage[name] = usage.get(name, 0) + amount
+        if self._caller is not None:
+            self._caller({name: amount for name, amount in usage.items() if name != "milliseconds"})
+        if self._budget is not None:
             usage["milliseconds"] = usage.get("milliseconds", 0) + self._elapsed()
             self._budget.check(usage=usage, turns=self._turns_before)
 
-    def request(self) -> ModelRequest:
-        """What the model is sent now. Always valid: no call without its result, whatever crashed or was pruned."""
-        assert self.renewal is not None
-        self.renewal.check()
-        self._until = self.store.ids.elapsed() + self.settings.timeout * 4
-        self._limit_effect()
-        self.shown = []
-        options = self.options
-        return ModelRequest(
-            model=self.settings.model.name,
-            system=self._system,
-            messages=repaired([*self._history.messages, *shortened(self.work.own, self._shortened)]),
-            tools=self._specs,
-            temperature=options.get("temperature"),
-            max_tokens=options.get("max_tokens"),
-            stop=options.get("stop") or (),
-            tool_choice=self._tool_choice(),
-            output_schema=None if self.shape is None else self.shape.schema,
-        )
+    def settle(self, effect: Settle) -> list[Draft]:
+        """Stop the agents at a place that failed: the events that say what they did, and that they are over."""
+        error = error_data(effect.error, detached=self.detached)
+        drafts: list[Draft] = []
+        with self._lock:  # none of them writes any more
+            for path, leg in list(self.legs.items()):
+                if is_within(path, effect.path) and not leg.work.over:
+                    leg.stop()
+                    drafts += self._broken_off(leg)
+                    drafts += self._failed(path, effect, error)
+        return drafts or self._failed(effect.path, effect, error)
 
-    def _tool_choice(self) -> str | None:
-        """A forced call is forced once: after it the model must be free to answer."""
-        choice: str | None = self.options.get("tool_choice")
-        return "auto" if choice not in (None, "none") and self.work.steps else choice
+    def _broken_off(self, leg: Leg) -> list[Draft]:
+        """What an agent did and had no time to store, and calls of it that nobody knows the outcome of."""
+        branch = leg.work.branch
+        for draft in leg.left:
+            if draft.type == "tool.returned":
+                leg.work.calls[draft.data["call_id"]].answered = True
+        left = [draft if branch is None else replace(draft, branch=branch) for draft in leg.left]
+        leg.left = []
+        return [*left, *loose_calls(leg.work)]
+
+    def _failed(self, path: str, effect: Settle, error: dict[str, Any]) -> list[Draft]:
+        work = self.trail.legs.get(path) or self.trail.enter(path, None, ())
+        data = {"path": path, "at": effect.path, "error": error}
+        failed = Draft(type="agent.failed", run=self.run, branch=work.branch, author=work.name, data=data)
+        note = {"role": "assistant", "text": f"[{work.name or 'This agent'} could not answer: {error['text']}]"}
+        drafts = [failed]
+        if effect.note:
+            told = Draft(type="message.added", run=self.run, branch=work.branch, author=work.name, data=note)
+            drafts = [work.add(told), failed]
+        self.trail.take("agent.failed", data, work.branch)
+        return drafts
+
+    # -- effects and their time ------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
         """Raise if this turn is over, or somebody else's: what a tool does through its context belongs to the turn."""
@@ -450,138 +452,62 @@ class World:
             raise StaleEpoch(self.log.id, epoch=self.epoch, current=self.epoch + 1)
         self.renewal.check()
 
-    def batch(self, calls: Sequence[Call]) -> Batch:
-        """The calls as something that can be run."""
+    def begin_effect(self, leg: Leg, seconds: float) -> None:
+        """An effect begins that may take this long."""
         assert self.renewal is not None
         self.renewal.check()
-        batch = Batch(self.work.run, self.store.ids, self.renewal.check)
-        for call in calls:
-            tool = self.settings.tools[call.name]
-            batch.add(call, tool, lambda cancelled, told, call=call: self._context(call, cancelled, told))  # type: ignore[misc]
-        self._until = max(one.deadline for one in batch.running) + 1
-        self._limit_effect()
-        self._batch = batch
-        return batch
+        leg.until = self.store.ids.elapsed() + seconds
+        self._limit_effects()
 
-    def heard(self) -> None:
+    def heard(self, leg: Leg) -> None:
         """The model said something: the limit is about its silence."""
+        seconds = leg.settings.timeout * 4
+        leg.until = self.store.ids.elapsed() + seconds
         if self.renewal is not None:
-            self.renewal.allow(self.settings.timeout * 4)
-
-    def effect_over(self) -> None:
-        """The effect that was waited for is over, however long the rest takes."""
-        self._until = self._batch = None
-        self._limit_effect()
-
-    def _limit_effect(self) -> None:
-        """Renew the lease only for as long as the effect may take: one that hangs must not hold the session."""
-        if self.renewal is not None:
-            left = None if self._until is None else self._until - self.store.ids.elapsed()
-            self.renewal.allow(None if left is None else max(left, lease_seconds()))
-
-    def _context(self, call: Call, cancelled: threading.Event, told: Callable[[str], None]) -> ToolContext:
-        if not self.settings.tools[call.name].wants_context:
-            return NO_CONTEXT
-        work_dir = self.store.info(self.log).work_dir
-        return ToolContext(
-            session=self.session,
-            state=TurnState(self),
-            work_dir=None if work_dir is None else Path(work_dir),
-            idempotency_key=f"{self.log.uid}:{self.work.run}:{call.id}",
-            cancelled=cancelled,
-            on_progress=told,
-        )
-
-    def _model_called(self, work: Work) -> Draft:
-        """What the model is about to be sent: the range of the log, and a name for everything that is not in it."""
-        tokens = self.fit()
-        about = {
-            "system": self._system,
-            "kinds": [kind for kind, _ in self._pieces],
-            "tools": [_spec(spec) for spec in self._specs],
-            "options": self._stored_options(),
-        }
-        context = codec.encode(about, room=codec.WRAPPING)
-        digest = sha256(context).hexdigest()
-        data = {
-            "step": work.steps + 1,
-            "provider": self.settings.model.provider,
-            "model": self.settings.model.name,
-            "from": self._history.first_seq,
-            "upto": self._head.head,
-            "context": digest,
-            "tokens": tokens,
-        }
-        if self._history.pinned:
-            data["pinned"] = self._history.pinned
-        if self._shortened:
-            data["shortened"] = self._shortened
-        blobs = {} if digest in self._contexts else {digest: context}
-        return Draft(type="model.called", run=work.run, author=self.settings.name, data=data, blobs=blobs)
-
-    def _refusal(self, call: Call) -> str | None:
-        tool = self.settings.tools.get(call.name)
-        if tool is None:
-            known = ", ".join(self.settings.tools) or "none"
-            return f"There is no tool named {call.name!r}. Tools: {known}."
-        try:
-            tool.validate(call.arguments)
-        except BadArguments as error:
-            return str(error)
-        return None
-
-    def _needs_approval(self, call: Call) -> bool:
-        tool = self.settings.tools.get(call.name)
-        return tool is not None and isinstance(call.arguments, dict) and tool.needs_approval(call.arguments)
-
-    def _finished(self, work: Work) -> list[Draft]:
-        drafts: list[Draft] = []
-        answer = work.answer
-        if self.settings.output_key is not None and answer is not None:
-            data = {"name": self.settings.output_key, "value": answer.text}
-            drafts.append(Draft(type="state.set", run=work.run, data=data))
-        drafts += self._extracted()
-        end = {"usage": {"milliseconds": self._elapsed()}}
-        return [*drafts, Draft(type="turn.finished", run=work.run, author=self.settings.name, data=end)]
-
-    def _extracted(self) -> list[Draft]:
-        if self.settings.extract is None:
-            return []
-        found = self.settings.extract(self.response()) or {}
-        drafts = []
-        for name, value in dict(found).items():
-            if name == "facts":
-                for fact in value:
-                    data = {"id": self.store.ids.new(), "text": str(fact), "kind": "fact"}
-                    drafts.append(Draft(type="fact.added", run=self.work.run, data=data))
+            if len(self.legs) == 1:
+                self.renewal.allow(seconds)
             else:
-                drafts.append(Draft(type="state.set", run=self.work.run, data={"name": name, "value": value}))
-        return drafts
+                self._limit_effects()
+
+    def effect_over(self, leg: Leg) -> None:
+        """The effect that was waited for is over, however long the rest takes."""
+        leg.until, leg.batch = None, None
+        self._limit_effects()
+
+    def _limit_effects(self) -> None:
+        """Renew the lease only for as long as the effects may take: one that hangs must not hold the session."""
+        if self.renewal is not None:
+            ends = [leg.until for leg in list(self.legs.values()) if leg.until is not None]
+            left = max(ends) - self.store.ids.elapsed() if ends else None
+            self.renewal.allow(None if left is None else max(left, lease_seconds()))
 
     def _elapsed(self) -> int:
         return int((self.store.ids.elapsed() - self._began) * 1000)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def _number(self, drafts: Sequence[Draft], done: Appended) -> None:
-        """Remember which numbers and times the messages of this turn got."""
-        run, first = self.work.run, done.first
-        for at, draft in enumerate(drafts):
-            if draft.type in MESSAGE_TYPES and draft.run == run and draft.type != "summary.added":
-                self._numbers.append((first + at, done.at))
+    def _number(self, drafts: Sequence[Draft], first: int, at: int) -> None:
+        """Tell the messages of this turn which numbers and times they got."""
+        for work in list(self.trail.legs.values()):
+            if work.fresh:
+                numbers = {id(draft): number for number, draft in enumerate(drafts, first)}
+                waiting = []
+                for draft, message in work.fresh:
+                    if id(draft) in numbers:
+                        message.seq, message.created_at = numbers[id(draft)], to_datetime(at)
+                    else:
+                        waiting.append((draft, message))
+                work.fresh = waiting
 
     def response(self) -> Response:
-        fresh = [message for message in self.work.own if message.seq is None]
-        for message, (seq, at) in zip(fresh, self._numbers, strict=False):
-            message.seq, message.created_at = seq, to_datetime(at)
-        return response_of(self.work, self.shape)
+        return response_of(self.trail)
 
     def stop(self) -> None:
         """Ask the turn to end, from another thread: at the next word of the model, or as soon as it waits for tools."""
         self.stopped = True
-        batch = self._batch
-        if batch is not None:
-            batch.stop()
+        for leg in list(self.legs.values()):
+            if leg.batch is not None:
+                leg.batch.stop()
 
     def refuse_stopped(self) -> None:
         if self.stopped:
@@ -589,24 +515,27 @@ class World:
 
     def fail(self, error: BaseException) -> None:
         """Record that the turn ended without an answer, if this process still holds it."""
-        if self.detached and isinstance(error, StoreError):
-            self.close()  # nothing is wrong with the turn: it is taken up again when the store is back
-            return
-        if self.renewal is None or self.work.ended:
-            self.close()
-            return
+        with self._lock:
+            if self.renewal is None or self._is_over or (self.detached and isinstance(error, StoreError)):
+                self._is_over = True
+                self.close()  # over already; or nothing is wrong with it, and it is taken up when the store is back
+                return
+            self._is_over = True  # those that work at the same time write nothing more
         cancelled = isinstance(error, GeneratorExit | KeyboardInterrupt | TurnCancelled)
         cancelled = cancelled or type(error).__name__ == "CancelledError"
         data: dict[str, Any] = {"usage": {"milliseconds": self._elapsed()}}
         if not cancelled:
             data["error"] = error_data(error, detached=self.detached)
-        if self.shown:
-            data["shown"] = clean("".join(self.shown))
-        for draft in self.left:  # results that came and were not stored yet
-            if draft.type == "tool.returned":
-                self.work.calls[draft.data["call_id"]].answered = True
-        ended = Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.work.run, data=data)
-        drafts = [*self.left, *loose_calls(self.work), ended]
+        drafts: list[Draft] = []
+        shown = ""
+        for leg in list(self.legs.values()):
+            if not leg.work.over:
+                leg.stop()
+                shown += "".join(leg.shown)
+                drafts += self._broken_off(leg)
+        if shown:
+            data["shown"] = clean(shown)
+        drafts.append(Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.run, data=data))
         try:
             self.at = self.store.append(self.log, drafts, epoch=self.epoch, release=True).last
         except AgentError:
@@ -627,25 +556,9 @@ class World:
             self.temp.clear()
 
 
-def _spec(spec: ToolSpec) -> list[Any]:
-    return [spec.name, spec.description, dict(spec.parameters)]
-
-
-def correction(measured: Sequence[int]) -> float:
-    """By how much our estimate of tokens was off at the last call, where the provider reported its own count."""
-    if not measured or not measured[0] or not measured[1]:
-        return 1.0
-    return min(4.0, max(0.5, measured[1] / measured[0]))
-
-
-def automatic(retention: Retention, room: int) -> Strategy | None:
-    """The strategy that makes room in a prompt; None where leaving old messages out of the prompt is the strategy."""
-    name, window = retention.strategy, retention.window
-    if name == "summarize_old":
-        return Strategy(name=name, tokens=max(1, room // 2), messages=window, summarize=True)
-    if retention.immutable or name in (None, "token_budget"):
-        return None
-    return strategy_of(name, window_size=window) if name == "sliding_window" else strategy_of(name)
+def _is_own(plan: Plan, schema: Mapping[str, Any]) -> bool:
+    """Whether a shape is the agent's own, and was not asked for."""
+    return isinstance(plan, Settings) and plan.shape is not None and plan.shape.schema == schema
 
 
 class TurnState:

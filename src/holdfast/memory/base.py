@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidArgument, InvalidId
 from holdfast.log import codec
 from holdfast.log.events import to_datetime
 from holdfast.log.ids import checked_name
@@ -30,7 +30,7 @@ MAX_LIMIT = 1000
 class Source:
     """Where a memory came from: a session, and the events of it that say so."""
 
-    session: str
+    session_id: str
     seqs: tuple[int, ...] = ()
 
 
@@ -108,7 +108,7 @@ def remembered(data: Mapping[str, Any], at: int, score: float | None = None) -> 
         kind=data["kind"],
         confidence=data["confidence"],
         expires_at=None if expires is None else to_datetime(expires),
-        source=None if source is None else Source(session=source["session"], seqs=seqs_of(source)),
+        source=None if source is None else Source(session_id=source["session"], seqs=seqs_of(source)),
         created_at=to_datetime(data.get("created", at)),
         updated_at=to_datetime(data.get("updated", at)),
         score=score,
@@ -128,7 +128,11 @@ def seqs_of(source: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def checked_key(key: object) -> str:
-    return checked_name(key, "the key of a memory")
+    """1 to 512 bytes on one line: a key is shown in prompts and stands in addresses."""
+    found = checked_name(key, "the key of a memory")
+    if min(found) < " " or "\x7f" in found:
+        raise InvalidId(f"the key of a memory, {key!r}, has a line end or a control character: leave it out")
+    return found
 
 
 def checked_text(text: object) -> str:

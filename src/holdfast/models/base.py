@@ -94,6 +94,7 @@ class BlockStart:
 class TextDelta:
     index: int
     text: str
+    agent: str | None = None  # whose; a model does not say
     type: ClassVar[Literal["text_delta"]] = "text_delta"
 
 
@@ -101,6 +102,7 @@ class TextDelta:
 class ThinkingDelta:
     index: int
     text: str
+    agent: str | None = None  # whose; a model does not say
     type: ClassVar[Literal["thinking_delta"]] = "thinking_delta"
 
 
@@ -110,6 +112,7 @@ class InputJSONDelta:
 
     index: int
     input_json: str
+    agent: str | None = None
     type: ClassVar[Literal["input_json_delta"]] = "input_json_delta"
 
 

@@ -2,8 +2,8 @@
 
 The first request puts a mark that runs out by itself, so that a server that dies does not block its key for ever; the
 mark is renewed while the request runs, and replaced by the answer when it is done. Only what succeeded is kept: after a
-failure the same request may be tried again. An answer tells of a session, so it goes when the session is deleted, and
-is encrypted where the store is.
+failure the same request may be tried again. An answer tells of a session or of memories, so it goes when these are
+deleted or forgotten, and is encrypted where the store is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.errors import InvalidArgument, KeyInUse, KeyReused, StoreError
 from holdfast.log import codec
 from holdfast.log.ids import is_id
 from holdfast.loop.crossing import off_thread
+from holdfast.memory.shelf import place_of
 from holdfast.server.auth import Who
 from holdfast.server.errors import count
 from holdfast.stores.base import Store
@@ -76,6 +77,21 @@ def forget_session(store: Store, session_id: str) -> None:
             after = page[-1][0]
 
 
+def tells_of_memories(response: Response, user_id: str | None, app_name: str | None) -> Response:
+    """Mark an answer that shows memories, so that it goes when one of them is forgotten."""
+    response.about = _memories_of(user_id, app_name)  # type: ignore[attr-defined]
+    return response
+
+
+def forget_memories(store: Store, user_id: str | None, app_name: str | None) -> None:
+    """Drop the answers that show memories of a user, or of an app where they are nobody's. Blocks."""
+    forget_session(store, _memories_of(user_id, app_name))
+
+
+def _memories_of(user_id: str | None, app_name: str | None) -> str:
+    return "\nmemories " + sha256(codec.encode(list(place_of(user_id, app_name)))).hexdigest()
+
+
 def _of_session(session_id: str) -> str:
     return f"{session_id}\n"  # no id has a line break in it
 
@@ -111,7 +127,7 @@ async def once(request: Request, who: Who, run: Callable[[], Awaitable[Response]
         return response
     headers = {name: response.headers[name] for name in HEADERS_KEPT if name in response.headers}
     kept = {"digest": digest, "status": response.status_code, "headers": headers, "body": body.decode()}
-    about = _new_session(body)
+    about = getattr(response, "about", None) or _new_session(body)
     try:
         await off_thread(answers.keep, kept, about if about != session_id else None)
     except StoreError as error:

@@ -19,8 +19,9 @@ from fastapi import FastAPI
 
 from holdfast.errors import AgentError, StoreError
 from holdfast.loop.crossing import off_thread
+from holdfast.remembering import Memory
 from holdfast.server import errors
-from holdfast.server.answers import forget_session
+from holdfast.server.answers import forget_memories, forget_session
 from holdfast.server.auth import Gate
 from holdfast.server.catalog import Catalog
 from holdfast.server.config import Config
@@ -55,12 +56,14 @@ class Server:
         token: str | None = None,
         agents: Mapping[str, Agent] | None = None,
         tools: Mapping[str, Tool] | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.store, self.config = store, config
         self.metrics = Metrics()
         self.limits = Limits(config, metrics=self.metrics)
         self.gate = Gate(store, config=config, token=token, limits=self.limits, metrics=self.metrics)
         self.catalog = Catalog(agents=agents, tools=tools)
+        self.memory = Memory() if memory is None else memory
         self.feed = Feed(store, poll=config.poll, tick=config.ping)
         self.runs = Runs(store, self._cast, self.feed, threads=config.runs)
         self.runs.on_end = lambda outcome: self.metrics.runs.labels(outcome).inc()
@@ -85,7 +88,7 @@ class Server:
         session.agent = found
         settings = found.settings()
         budget = self.catalog.budget_of(store, agent)
-        return Part(settings if budget is None else replace(settings, budget=budget), session, found.shape)
+        return Part(settings if budget is None else replace(settings, budget=budget), session)
 
     async def runs_left(self, log: Log, run: str) -> None:
         """Wait until nothing is left to do for a run of this process, so that whoever is told of its end finds all of
@@ -99,6 +102,7 @@ class Server:
         with self._lock:
             self._sessions.pop((store.tenant, log.number), None)
         forget_session(store, log.id)
+        forget_memories(store, log.user_id, log.app_name)  # what was learnt from it may have gone as well
 
     # -- beginning and ending --------------------------------------------------------------------------------------
 
@@ -174,7 +178,7 @@ class Server:
 
 def create_app(server: Server) -> FastAPI:
     """The application; its lifespan begins and ends the server."""
-    from holdfast.server import agents, health, page, runs, sessions
+    from holdfast.server import agents, health, memory, page, runs, sessions
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -197,7 +201,7 @@ def create_app(server: Server) -> FastAPI:
     app.state.server = server
     errors.install(app)
     # In the order in which they are tried: what is asked most comes first.
-    for router in (runs.router, *sessions.routers, agents.router, health.router, page.router):
+    for router in (runs.router, *sessions.routers, memory.router, agents.router, health.router, page.router):
         app.router.routes.extend(router.routes)  # as they are: FastAPI would try routers within routers, one by one
     app.router.middleware_stack = RouteTable(app.router)
     app.add_middleware(Guard, server=server)

@@ -1,4 +1,4 @@
-"""Agents and tools from a user's own file or module: `holdfast serve app.py`, `holdfast serve shop.agents:app`."""
+"""Agents, tools and a memory from a user's own file or module: `holdfast serve app.py`, `holdfast serve shop:app`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,31 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.agent import Agent
 from holdfast.errors import InvalidArgument
 from holdfast.log.ids import checked_id
 from holdfast.loop.tools import Tool
+from holdfast.remembering import Memory
 
 _MODULE = "holdfast_app"  # a file is loaded under this name, so that it hides no module
 
 
-def load_app(target: str) -> tuple[dict[str, Agent], dict[str, Tool]]:
-    """The agents and tools behind `app.py`, `app.py:name`, `module` or `module:name`.
+class App(NamedTuple):
+    """What a file brings to a server."""
+
+    agents: dict[str, Agent]
+    tools: dict[str, Tool]
+    memory: Memory | None  # how the server finds memories; None: by keywords
+
+
+def load_app(target: str) -> App:
+    """The agents, tools and memory behind `app.py`, `app.py:name`, `module` or `module:name`.
 
     Named or not, `app` is an agent, or a list or dict of agents; without one, every agent of the module counts. An
     agent's id is its name, else the variable or key that holds it. The tools of these agents and every `@tool` of the
-    module can be given to stored agents by name.
+    module can be given to stored agents by name. A `Memory` of the module is the server's; with several, `memory`.
     """
     module, wanted = _loaded(target)
     if wanted is not None and not hasattr(module, wanted):
@@ -38,7 +47,18 @@ def load_app(target: str) -> tuple[dict[str, Agent], dict[str, Tool]]:
     if not agents:
         raise InvalidArgument(f"{target!r} has no agents: define one, as in agent = Agent(name='support', ...)")
     own = [value for value in vars(module).values() if isinstance(value, Tool)]
-    return agents, _tools(target, [*own, *(tool for agent in agents.values() for tool in agent.tools.values())])
+    tools = _tools(target, [*own, *(tool for agent in agents.values() for tool in agent.tools.values())])
+    return App(agents, tools, _memory(target, module))
+
+
+def _memory(target: str, module: ModuleType) -> Memory | None:
+    found = {id(value): value for value in vars(module).values() if isinstance(value, Memory)}
+    if len(found) > 1:
+        chosen = getattr(module, "memory", None)
+        if not isinstance(chosen, Memory):
+            raise InvalidArgument(f"{target!r} has {len(found)} memories: call the one of the server 'memory'")
+        return chosen
+    return next(iter(found.values()), None)
 
 
 def _loaded(target: str) -> tuple[ModuleType, str | None]:

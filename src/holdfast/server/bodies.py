@@ -20,6 +20,8 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NewId = Annotated[str, Field(min_length=1, max_length=MAX_ID, description="Printable characters without '/'.")]
 Owner = Annotated[str, Field(min_length=1, max_length=512)]
 Text = Annotated[str, Field(min_length=1)]
+Kind = Annotated[str, Field(min_length=1, max_length=64, description="Such as fact, profile or preference.")]
+Confidence = Annotated[float, Field(ge=0, le=1)]
 
 STRATEGY = r"^(keep_last_[1-9][0-9]{0,8}|sliding_window|token_budget|summarize_old|keep_important)$"
 
@@ -273,6 +275,7 @@ class SessionChange(Given):
     system: str | None = None
     budget: BudgetGiven | None = None
     retention: RetentionGiven = left_out()
+    active_agent: Text | None = Field(default=None, description="Gives the conversation to this agent, by name.")
 
 
 class Move(Act):
@@ -366,6 +369,42 @@ class FactChange(Given):
     kind: FactKind = left_out()
     status: str = left_out()
     ref: str = left_out()
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+class SourceGiven(Given):
+    """Where a memory comes from."""
+
+    session_id: NewId
+    seqs: list[Seq] = Field(default_factory=list, max_length=1000, description="Events of it that say so.")
+
+
+class MemoryGiven(Given):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Lives in Bremen", "kind": "profile"}]})
+
+    text: Text
+    kind: Kind = "fact"
+    confidence: Confidence = 1.0
+    expires_in: float | None = Field(default=None, gt=0, le=1e10, description="Seconds.")
+    expires_at: str | None = Field(default=None, description="ISO time.")
+    source: SourceGiven | None = None
+
+
+class MemorySearch(Given):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "where does she live?", "limit": 5}]})
+
+    query: str
+    limit: int = Field(default=5, ge=0, le=1000)
+    kind: Kind | None = None
+    min_confidence: Confidence | None = None
+    user_id: Owner | None = Field(default=None, description="Whose; a key of a user is for that user's.")
+    app_name: Owner | None = None
+
+
+class Ingest(Given):
+    agent_id: Text | None = Field(default=None, description="Whose model is asked for facts; else nobody is asked.")
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------

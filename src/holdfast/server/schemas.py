@@ -182,6 +182,7 @@ class FullSession(Session):
                     "retention": None,
                     "held": None,
                     "queued": 0,
+                    "active_agent": None,
                 }
             ]
         }
@@ -195,6 +196,7 @@ class FullSession(Session):
     retention: Retention | None
     held: str | None = Field(description="Why it is under a legal hold.")
     queued: Number = Field(description="Messages that wait for their turn.")
+    active_agent: str | None = Field(description="The agent that the conversation was handed to.")
 
 
 class SessionPage(Sent):
@@ -322,6 +324,7 @@ class Document(Sent):
     state: dict[str, Any]
     facts: list[StoredFact]
     usage: dict[str, int]
+    active_agent: str | None
 
 
 # -- state, facts, approvals, usage ------------------------------------------------------------------------------------
@@ -348,6 +351,32 @@ class Removed(Sent):
 
 class Facts(Sent):
     facts: list[Fact]
+
+
+class Source(Sent):
+    session_id: str
+    seqs: list[Number]
+
+
+class Memory(Sent):
+    key: str
+    text: str
+    kind: str
+    confidence: float
+    expires_at: Time | None
+    source: Source | None
+    created_at: Time
+    updated_at: Time
+    score: float | None = Field(description="How well it fits; null where nothing was searched.")
+
+
+class Memories(Sent):
+    memories: list[Memory]
+
+
+class MemoryPage(Sent):
+    memories: list[Memory]
+    next: str | None
 
 
 class Pending(Sent):

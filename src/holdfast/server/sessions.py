@@ -130,6 +130,8 @@ def change_session(who: Writer, server: Serving, session_id: SessionId, body: bo
         kept = Retention.of(given["retention"]).to_dict()
         if kept != session.retention:
             drafts.append(Draft(type="retention.set", data=kept, actor=actor))
+    if "active_agent" in given and given["active_agent"] != session.active_agent:
+        drafts.append(Draft(type="agent.assigned", data={"agent": given["active_agent"]}, actor=actor))
     if drafts:
         done = who.store.append(session._log, drafts)
         if done.retained:

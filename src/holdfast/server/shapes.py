@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.loop.context import Context
     from holdfast.loop.replay import Replay
     from holdfast.loop.response import Pending
+    from holdfast.memory.base import Remembered
     from holdfast.pruning import Pruned
     from holdfast.server.app import Server
     from holdfast.server.auth import Who
@@ -109,6 +110,7 @@ def session_full(session: Session) -> dict[str, Any]:
         "retention": store.value(log, "retention"),
         "held": store.event(log, view.held).data.get("reason", "") if view.held else None,
         "queued": len(view.queue),
+        "active_agent": view.active,
     }
 
 
@@ -159,6 +161,11 @@ def event_dict(found: Event) -> dict[str, Any]:
 
 def fact_dict(found: Fact) -> dict[str, Any]:
     return asdict(found)
+
+
+def memory_dict(found: Remembered) -> dict[str, Any]:
+    times = {name: getattr(found, name) for name in ("expires_at", "created_at", "updated_at")}
+    return asdict(found) | {name: None if at is None else at.isoformat() for name, at in times.items()}
 
 
 def pending_dict(found: Pending) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class RunFrames:
                     found += self._event(item.event)
             elif self._sure and item.n == self._n + 1:
                 if not self._n and not self.has_begun:  # it may have a part of this step, from another server
-                    found.append(self._start(self._step_of(item.seq), None))
+                    found.append(self._start(self._call_at(item.seq), None))
                     self.has_begun = True
                 self._n += 1
                 found.append(encoded(item))
@@ -163,10 +163,10 @@ class RunFrames:
         return not self.has_begun or any(item.event is not None for item in items)
 
     def _event(self, event: Event) -> list[bytes]:
-        type, data, id = event.type, event.data, str(event.seq)
+        type, id = event.type, str(event.seq)
         if type == "model.called":
             self._n, self._sure, self.has_begun = 0, True, True
-            return [self._start(data.get("step", 0), id)]
+            return [self._start(event, id)]
         if type == "model.replied":
             return self._replied(event, id)
         if type == "tool.returned":
@@ -180,20 +180,24 @@ class RunFrames:
         self._n = 0  # the turn appended something else: it counts anew
         return []
 
-    def _start(self, step: int, id: str | None) -> bytes:
-        return frame("message_start", {"type": "message_start", "run_id": self.run, "step": step}, id)
+    def _start(self, called: Event | None, id: str | None) -> bytes:
+        step = 0 if called is None else int(called.data.get("step", 0))
+        data: dict[str, Any] = {"type": "message_start", "run_id": self.run, "step": step}
+        if called is not None and called.author is not None:
+            data["agent"] = called.author
+        return frame("message_start", data, id)
 
-    def _step_of(self, seq: int) -> int:
+    def _call_at(self, seq: int) -> Event | None:
         """Which step is told at this point of the log, to a reader that came in the middle."""
         tail = self._tail
         rows = tail.store.read(tail.log, 1, seq, types=["model.called"], limit=1, reverse=True)
-        return int(Event(rows[0]).data.get("step", 0)) if rows else 0
+        return Event(rows[0]) if rows else None
 
     def _replied(self, event: Event, id: str) -> list[bytes]:
         found: list[bytes] = []
         if not self._sure or not self._n:
             if self._n or not self._sure or not self.has_begun:
-                found.append(self._start(self._step_of(event.seq), None))  # the reader may have a part of it already
+                found.append(self._start(self._call_at(event.seq), None))  # the reader may have a part of it already
             (row,) = self._tail.store.read(self._tail.log, event.seq, event.seq)
             found += whole(message_of(self._tail.store, self._tail.log, row))
         usage = {name: event.data.get("usage", {}).get(name, 0) for name in Usage.__dataclass_fields__}

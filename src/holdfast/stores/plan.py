@@ -244,7 +244,7 @@ def plan(
         folded = view_of(view)
         status, had_work = folded.status, bool(folded.queue)
         for draft, row in zip(drafts, rows, strict=True):
-            folded.apply(row.seq, draft.type, draft.run, draft.data)
+            folded.apply(row.seq, draft.type, draft.run, draft.data, draft.branch)
         view, busy = folded.to_bytes(), folded.turn is not None or folded.life == "erased"
         if any(draft.type in RETENTION_TYPES for draft in rare):
             keep = keep_of(folded, before.updated_at)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 FACT_KINDS = ("fact", "decision", "feature", "progress", "artifact")
-_TEXTS = ("user_id", "app_name", "title", "system", "work_dir")
+_TEXTS = ("user_id", "app_name", "title", "system", "work_dir", "active_agent")
 REMOVING = ("event.redacted", "session.imported")  # events that say which bytes are gone
 _FACT_FIELDS = {"id", "text", "kind", "status", "ref"}
 
@@ -97,6 +97,7 @@ def document_of(store: Store, log: Log) -> dict[str, Any]:
         "state": store.values(log, "state/"),
         "facts": list(store.values(log, "fact/").values()),
         "usage": view_of(head.view).usage,
+        "active_agent": view_of(head.view).active,
     }
 
 
@@ -170,6 +171,8 @@ def _import(store: Store, session_id: str, document: dict[str, Any]) -> Log:
     ]
     drafts += [Draft(type="fact.added", data=fact) for fact in _facts(document).values()]
     drafts += _messages(store, document)
+    if document.get("active_agent") is not None:
+        drafts.append(Draft(type="agent.assigned", data={"agent": document["active_agent"]}))
     drafts += _moves_to(document.get("status"))
     return store.create(
         "session", session_id, drafts, user_id=document.get("user_id"), app_name=document.get("app_name")
@@ -190,7 +193,8 @@ def _content(document: dict[str, Any]) -> bytes:
         plain.pop("created_at", None)
         messages.append(plain)
     facts = sorted(_facts(document).values(), key=lambda fact: str(fact["id"]))
-    return codec.encode([_named(document), messages, document.get("state", {}), facts], room=codec.WRAPPING)
+    active = document.get("active_agent")
+    return codec.encode([_named(document), messages, document.get("state", {}), facts, active], room=codec.WRAPPING)
 
 
 def _overwrite(store: Store, log: Log, document: dict[str, Any]) -> None:
@@ -208,6 +212,8 @@ def _overwrite(store: Store, log: Log, document: dict[str, Any]) -> None:
             restored[name] = None
     if current["metadata"] and not document.get("metadata"):
         restored["metadata"] = {}
+    if document.get("active_agent") is not None:
+        restored["active"] = document["active_agent"]
     drafts = [Draft(type="view.restored", data=restored)]
     before, after = _facts(current), _facts(document)
     drafts += [Draft(type="fact.removed", data={"id": id}) for id in sorted(before) if id not in after]

@@ -104,7 +104,8 @@ def session_columns(changed: dict[str, Any], key: DataKey | None = None) -> dict
 
 def searchable(row: Row) -> str:
     """The words of an event's text, as the index wants them: those of a message as they are, those of a memory and its
-    key by their stems."""
+    key by their stems. An index has to be told them again to forget them, so whoever changes what comes out here
+    empties the indexes by a migration."""
     event = Event(row)
     if event.erased:
         return ""
@@ -132,7 +133,7 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
         for row in page:
             event = Event(row)
             marked.append(is_marked(event.type, event.run) or (view.turn is not None and event.type in MESSAGE_TYPES))
-            view.apply(event.seq, event.type, event.run, event.data)
+            view.apply(event.seq, event.type, event.run, event.data, event.branch)
             if event.type in HAS_NAMES:
                 names += names_of(event.seq, event.type, event.data)
                 session |= columns_of(event.type, event.data)

@@ -58,6 +58,7 @@ from holdfast.stores.vault import DataKey, MasterKey
 
 T = TypeVar("T")
 SHIFT = 32
+MANY_WORDS = 500  # events whose words are taken out of the index one by one; with more, all of it is made anew
 LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent,
     l.key FROM logs l LEFT JOIN sessions s ON s.log = l.log"""
 DEAD = LOG + " WHERE l.log = ? AND l.id IS NULL"
@@ -126,7 +127,8 @@ NEEDED = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
 DROP_LINEAGE = "DELETE FROM lineage WHERE ancestor = ? AND log = ?"
 FREE_NAME = "UPDATE logs SET id = NULL WHERE log = ?"
 DROP_SESSION = "DELETE FROM sessions WHERE log = ?"
-FORGET_WORDS = "DELETE FROM words WHERE rowid BETWEEN ? AND ?"
+FORGET_WORDS = "INSERT INTO words(words, rowid, text) VALUES('delete', ?, ?)"
+FORGET_ALL_WORDS = ("INSERT INTO words(words) VALUES('delete-all')", "DELETE FROM indexed")
 PURGE = (
     "DELETE FROM names WHERE log = ?",
     "DELETE FROM once WHERE log = ?",
@@ -517,8 +519,8 @@ class SQLiteStore(SQLiteSlips, Store):
 
     def _bury_rows(self, db: Connection, number: int, stones: list[tuple[int, bytes]]) -> None:
         shifted, key = number << SHIFT, self._key(db, number)
+        self._forget_words(db, number, [seq for seq, _ in stones])
         db.executemany(BURY, [(sealed_tomb(key, number, seq, stone), shifted | seq) for seq, stone in stones])
-        db.executemany(FORGET_WORDS, [(shifted | seq, shifted | seq) for seq, _ in stones])
         db.executemany(BURY_ONCE, [(number, seq, seq) for seq, _ in stones])
 
     def _erase_rest(self, db: Connection, number: int) -> None:
@@ -554,8 +556,8 @@ class SQLiteStore(SQLiteSlips, Store):
         if one(db, NEEDED, (number,)) is not None:
             return
         bounds = _bounds(number)
+        self._forget_words(db, number, None)
         db.execute(PURGE_EVENTS, bounds)
-        db.execute(FORGET_WORDS, bounds)
         for statement in PURGE:
             db.execute(statement, (number,))
         for ancestor in reversed(log.forebears):
@@ -726,30 +728,66 @@ class SQLiteStore(SQLiteSlips, Store):
     ) -> list[int]:
         segments = list(segments)
         self._keys.refuse_search(log)
-        for number in dict.fromkeys(number for number, _, _ in segments):
-            while self._index(number):
-                pass
+        numbers = list(dict.fromkeys(number for number, _, _ in segments))
         query = " AND ".join(f'"{word}"' for word in words)
-        found: list[int] = []
-        for number, first, last in reversed(segments):
-            bound = (query, number << SHIFT | first, number << SHIFT | last, limit - len(found))
-            rows = self.file.read(lambda db, bound=bound: many(db, MATCH, bound))  # type: ignore[misc]
-            found += [rowid & 0xFFFFFFFF for (rowid,) in rows]
-            if len(found) >= limit:
-                break
-        return found[::-1]
+        while True:
+            for number in numbers:
+                while self._index(number):
+                    pass
+            found: list[int] = []
+            for number, first, last in reversed(segments):
+                bound = (query, number << SHIFT | first, number << SHIFT | last, limit - len(found))
+                rows = self.file.read(lambda db, bound=bound: many(db, MATCH, bound))  # type: ignore[misc]
+                found += [rowid & 0xFFFFFFFF for (rowid,) in rows]
+                if len(found) >= limit:
+                    break
+            if self._kept_index(numbers):
+                return found[::-1]
+
+    def _forget_words(self, db: Connection, number: int, seqs: Sequence[int] | None) -> None:
+        """Take the words of events (None: of all) out of the index, while the events still say them.
+
+        The index must be told the very words that it was given, which takes a millisecond an event. Where there are
+        many, all of it goes: it is a cache, and the next search makes anew what it needs.
+        """
+        found = one(db, INDEXED, (number,))
+        if found is None:
+            return
+        shifted, upto = number << SHIFT, found[0]
+        query = _SCANS[False, False, False, len(INDEXED_TYPES)]
+        if seqs is None:
+            rows = many(db, query, (shifted, shifted | upto, *INDEXED_TYPES, MANY_WORDS + 1))
+        else:
+            few = [shifted | seq for seq in seqs if seq <= upto][: MANY_WORDS + 1]
+            rows = [row for event in few for row in many(db, query, (event, event, *INDEXED_TYPES, 1))]
+        if len(rows) > MANY_WORDS:
+            for statement in FORGET_ALL_WORDS:
+                db.execute(statement)
+            return
+        held = [row for row in (Row(*columns) for columns in rows) if row.body is not None]
+        db.executemany(FORGET_WORDS, [(shifted | row.seq, searchable(row)) for row in held])
 
     def hits(self, log: Log, words: Sequence[str]) -> dict[str, list[int]]:
         self._keys.refuse_search(log)
-        while self._index(log.number):
-            pass
 
         def job(db: Connection) -> dict[str, list[int]]:
             bounds = _bounds(log.number)
             found = {word: many(db, HITS, (f'"{word}"', *bounds)) for word in words}
             return {word: [rowid & 0xFFFFFFFF for (rowid,) in rows] for word, rows in found.items()}
 
-        return self.file.read(job)
+        while True:
+            while self._index(log.number):
+                pass
+            found = self.file.read(job)
+            if self._kept_index([log.number]):
+                return found
+
+    def _kept_index(self, numbers: Iterable[int]) -> bool:
+        """Whether these logs still have the index that was just asked: somebody may have emptied it meanwhile."""
+        return all(
+            self.file.read(lambda db, number=number: one(db, INDEXED, (number,)) is not None or _is_indexed(db, number))  # type: ignore[misc]
+            for number in numbers
+        )
 
     def _index(self, number: int) -> bool:
         """Index the next batch of a log's texts; False when there is nothing left.

@@ -36,11 +36,11 @@ from holdfast.log.events import Draft, Event
 from holdfast.log.messages import Message
 from holdfast.log.view import MOVES, View, view_of
 from holdfast.loop.drive import drive
-from holdfast.loop.outcome import broken, error_data, work_of
+from holdfast.loop.outcome import broken, error_data, read_trail
 from holdfast.loop.output import OutputShape
 from holdfast.loop.prompt import own_events
 from holdfast.loop.response import Response
-from holdfast.loop.settings import Settings
+from holdfast.loop.settings import Plan
 from holdfast.loop.stream import (
     ContentBlockStart,
     ContentBlockStop,
@@ -63,11 +63,10 @@ _DELTAS = (TextDelta, InputJSONDelta, ThinkingDelta, ContentBlockStart, ContentB
 
 
 class Part(NamedTuple):
-    """Who answers in a run: the agent's settings, and the session object that its tools see."""
+    """Who answers in a run: an agent's settings, or those of several; and the session object that tools see."""
 
-    settings: Settings
+    plan: Plan
     session: Any
-    shape: OutputShape | None
 
 
 class Cast(Protocol):
@@ -155,7 +154,8 @@ def cancel(store: Store, log: Log, run: str, *, actor: str | None = None) -> boo
         if view.turn is not None and view.turn.run == run:
             events = own_events(store, log, run, view.turn.first, head.head)
             ended = Draft(type="turn.cancelled", run=run, actor=actor, data={"usage": {}})
-            drafts = [*loose_calls(work_of(store, log, run, events)), ended]
+            legs = read_trail(store, log, run, events).legs.values()
+            drafts = [*(draft for work in legs for draft in loose_calls(work)), ended]
             claim = Claim(holder=holder(store.ids.new()), seconds=lease_seconds())
             fence = {"epoch": head.epoch, "claim": claim, "release": True}
         elif any(entry[0] == run for entry in view.queue):
@@ -462,11 +462,11 @@ class Runs:
         part = self._cast(store, log, agent)
         options = dict(begun.data.get("options", {}))
         schema = options.pop("schema", None)
-        shape = part.shape if schema is None else OutputShape(schema)
+        shape = None if schema is None else OutputShape(schema)
         world = World(
             store,
             log,
-            part.settings,
+            part.plan,
             session=part.session,
             temp=part.session._temp,
             shape=shape,

@@ -1,0 +1,191 @@
+"""Memories of a server, with the methods and types of `Memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from holdfast.client.calls import Flow, awaited, blocking, delete, get, place, post, put
+from holdfast.client.remote import Remote, given
+from holdfast.errors import AgentError, InvalidArgument
+from holdfast.log.ids import checked_owner
+from holdfast.memory.base import (
+    MAX_LIMIT,
+    Remembered,
+    Source,
+    checked_confidence,
+    checked_key,
+    checked_kind,
+    checked_limit,
+    checked_query,
+    checked_text,
+)
+
+if TYPE_CHECKING:
+    from holdfast.agent import Agent
+    from holdfast.client.wire import Wire
+
+PAGE = MAX_LIMIT - 1  # memories that the server gives at once
+_list = list  # here, `list` is the method that lists memories
+
+
+class Base:
+    """Where the memories are."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+
+def store(
+    self: Base,
+    key: str,
+    text: str,
+    *,
+    kind: str = "fact",
+    confidence: float = 1.0,
+    expires: timedelta | float | datetime | None = None,
+    source: Remote | tuple[Remote, int | Iterable[int]] | None = None,
+    user_id: str | None = None,
+    app_name: str | None = None,
+) -> Flow[Remembered]:
+    """Keep a text under a key, durably; the same key again replaces it."""
+    body = given(text=checked_text(text), kind=checked_kind(kind), confidence=checked_confidence(confidence))
+    body |= _expiry(expires) | given(source=None if source is None else _source(source))
+    where = _scope(user_id, app_name)
+    return remembered((yield put(place("memory", checked_key(key)), body, **where)))
+
+
+def recall(
+    self: Base, keys: str | Iterable[str], *, user_id: str | None = None, app_name: str | None = None
+) -> Flow[_list[Remembered]]:
+    """The memories under these keys, in the order asked; those that are not there are left out."""
+    if not isinstance(keys, Iterable):
+        raise InvalidArgument(f"recall takes a key or a list of keys, not {type(keys).__name__}")
+    wanted = [checked_key(key) for key in ([keys] if isinstance(keys, str) else keys)]
+    found: _list[Remembered] = []
+    for key in wanted:
+        try:
+            found.append(remembered((yield get(place("memory", key), **_scope(user_id, app_name)))))
+        except AgentError as error:
+            if error.code != "not_found":
+                raise
+    return found
+
+
+def search(
+    self: Base,
+    query: str,
+    limit: int = 5,
+    *,
+    kind: str | None = None,
+    min_confidence: float | None = None,
+    user_id: str | None = None,
+    app_name: str | None = None,
+) -> Flow[_list[Remembered]]:
+    """The memories that fit the query, best first."""
+    body = {"query": checked_query(query), "limit": checked_limit(limit)} | given(
+        kind=None if kind is None else checked_kind(kind),
+        min_confidence=None if min_confidence is None else checked_confidence(min_confidence, "min_confidence"),
+    )
+    return _all((yield post("/memory/search", body | _scope(user_id, app_name))))
+
+
+def forget(self: Base, key: str, *, user_id: str | None = None, app_name: str | None = None) -> Flow[bool]:
+    """Remove a memory for good, with every earlier version of it; False if there was none."""
+    gone: bool = (yield delete(place("memory", checked_key(key)), **_scope(user_id, app_name)))["deleted"]
+    return gone
+
+
+def list(
+    self: Base,
+    kind: str | None = None,
+    limit: int = 100,
+    after: str | None = None,
+    *,
+    user_id: str | None = None,
+    app_name: str | None = None,
+) -> Flow[_list[Remembered]]:
+    """Memories in order of key; `after` is the last key of the page before."""
+    checked_limit(limit)
+    query = given(kind=None if kind is None else checked_kind(kind)) | _scope(user_id, app_name)
+    at = None if after is None else checked_key(after)
+    found: _list[Remembered] = []
+    while len(found) < limit:
+        page = yield get("/memory", limit=min(PAGE, limit - len(found)), after=at, **query)
+        found += _all(page)
+        at = page["next"]
+        if at is None:
+            break
+    return found
+
+
+def ingest_from_session(self: Base, session: Remote, *, model: str | Agent | None = None) -> Flow[_list[Remembered]]:
+    """Keep what a session says that is worth knowing later. `model` is an agent of the server, whose model is asked."""
+    if not isinstance(session, Remote):
+        raise InvalidArgument(f"{session!r} is no session of a server: open it with client.open(id)")
+    asked = None if model is None else session._agent_id(model)
+    return _all((yield post(session._path("memory"), given(agent_id=asked))))
+
+
+def remembered(data: dict[str, Any]) -> Remembered:
+    """A memory as the server tells it."""
+    times = {name: data[name] for name in ("expires_at", "created_at", "updated_at")}
+    source = data["source"]
+    return Remembered(
+        **{name: data[name] for name in ("key", "text", "kind", "confidence", "score")},
+        **{name: None if at is None else datetime.fromisoformat(at) for name, at in times.items()},  # type: ignore[arg-type]
+        source=None if source is None else Source(session_id=source["session_id"], seqs=tuple(source["seqs"])),
+    )
+
+
+def _all(data: dict[str, Any]) -> _list[Remembered]:
+    return [remembered(each) for each in data["memories"]]
+
+
+def _scope(user_id: str | None, app_name: str | None) -> dict[str, Any]:
+    return given(user_id=checked_owner(user_id, "user_id"), app_name=checked_owner(app_name, "app_name"))
+
+
+def _expiry(expires: timedelta | float | datetime | None) -> dict[str, Any]:
+    if isinstance(expires, datetime):
+        return {"expires_at": (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).isoformat()}
+    if isinstance(expires, timedelta):
+        expires = expires.total_seconds()
+    if expires is None:
+        return {}
+    if isinstance(expires, bool) or not isinstance(expires, int | float) or not 0 < expires <= 1e10:
+        raise InvalidArgument(f"expires={expires!r}: use a timedelta, a number of seconds above 0, or a datetime")
+    return {"expires_in": expires}
+
+
+def _source(source: object) -> dict[str, Any]:
+    session, seqs = source if isinstance(source, tuple) and len(source) == 2 else (source, ())
+    numbers = [seqs] if isinstance(seqs, int) else _list(seqs) if isinstance(seqs, Iterable) else [None]
+    if not isinstance(session, Remote) or not all(
+        isinstance(seq, int) and not isinstance(seq, bool) for seq in numbers
+    ):
+        raise InvalidArgument("source= takes a session of the server, or (session, seq), or (session, [seqs])")
+    return {"session_id": session.id, "seqs": numbers}
+
+
+class RemoteMemory(Base):
+    """`client.memory.search("where does she live?", user_id="alice")`."""
+
+    store = blocking(store)
+    recall = blocking(recall)
+    search = blocking(search)
+    forget = blocking(forget)
+    list = blocking(list)
+    ingest_from_session = blocking(ingest_from_session)
+
+
+class AsyncRemoteMemory(Base):
+    """`await client.memory.search("where does she live?", user_id="alice")`."""
+
+    store = awaited(store)
+    recall = awaited(recall)
+    search = awaited(search)
+    forget = awaited(forget)
+    list = awaited(list)
+    ingest_from_session = awaited(ingest_from_session)

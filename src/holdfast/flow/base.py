@@ -1,0 +1,71 @@
+"""What every flow has: a name, agents, and nothing that is kept between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.askable import Askable
+from holdfast.errors import InvalidArgument
+from holdfast.loop.settings import Plan, first_agent
+from holdfast.stores.base import SessionStore, Store
+from holdfast.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from holdfast.models.base import Model
+    from holdfast.session import Session
+
+
+class Flow(Askable):
+    """Agents that answer together."""
+
+    def __init__(
+        self,
+        sub_agents: Sequence[Askable],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float = 120,
+        store: Store | SessionStore | str | None = None,
+        session: Session | None = None,
+    ) -> None:
+        kind = type(self).__name__
+        if isinstance(sub_agents, Askable) or not isinstance(sub_agents, Sequence):
+            raise InvalidArgument(f"{kind}(sub_agents=[...]) takes a list of agents")
+        for each in sub_agents:
+            if not isinstance(each, Askable):
+                raise InvalidArgument(f"{kind}(sub_agents=[...]) takes agents, and a {type(each).__name__} is none")
+        if not sub_agents:
+            raise InvalidArgument(f"{kind}(sub_agents=[...]) needs at least one agent")
+        self.sub_agents = list(sub_agents)
+        self.name, self.description, self.timeout = name, description, timeout
+        self.store = None if store is None else open_store(store)
+        self._session = session
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(each.name) for each in self.sub_agents)
+        return f"{type(self).__name__}(name={self.name!r}, sub_agents=[{names}])"
+
+    @property
+    def model(self) -> Model:  # type: ignore[override]  # an agent has one of its own, a flow that of its first agent
+        return first_agent(self.plan()).model
+
+    def _plans(self) -> list[Plan]:
+        return [each.plan() for each in self.sub_agents]
+
+    def _named(self) -> dict[str, int]:
+        """The place of each agent by its name, where somebody has to be told apart by it."""
+        found: dict[str, int] = {}
+        for place, each in enumerate(self.sub_agents):
+            if not each.name:
+                raise InvalidArgument(f"the agents of a {type(self).__name__} need names: Agent(name='billing', ...)")
+            if each.name in found:
+                raise InvalidArgument(f"two agents of a {type(self).__name__} are named {each.name!r}: rename one")
+            found[each.name] = place
+        return found
+
+
+def checked_number(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgument(f"{what}={value!r}: use a whole number above 0")
+    return value

@@ -1,0 +1,145 @@
+"""One of several: chosen by a model, or kept for a conversation as long as it answers."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from holdfast.agent import Agent
+from holdfast.askable import Askable
+from holdfast.errors import InvalidArgument
+from holdfast.flow.base import Flow
+from holdfast.log import codec
+from holdfast.log.messages import Message
+from holdfast.loop.output import BadOutput, OutputShape
+from holdfast.loop.settings import Choice, Relay
+
+ASK = """Decide who answers the user's last message. You do not answer it yourself.
+
+{agents}
+
+Reply with JSON: {{"agent": "<one of these names>"}}"""
+
+Strategy = Callable[[Message, Sequence[Askable]], Askable | str | Awaitable[Askable | str]]
+
+
+class RoutingAgent(Flow):
+    """A model reads the message and picks which of the agents answers.
+
+    RoutingAgent(name="desk", model="openai:gpt-4o-mini", sub_agents=[billing, tech])
+
+    It goes by their names and descriptions. A model that names nobody is asked again; if it still does not, `default`
+    answers, and without one it is a `RoutingError`. What the router's own model says is in the log only.
+    """
+
+    def __init__(
+        self,
+        sub_agents: Any = (),  # noqa: ANN401 - as Flow has it
+        *,
+        instructions: str | None = None,
+        default: Askable | str | None = None,
+        name: str | None = None,
+        description: str | None = None,
+        timeout: float = 120,
+        store: Any = None,  # noqa: ANN401 - as Flow has it
+        session: Any = None,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401 - those of the agent that decides: model, provider, api_key, ...
+    ) -> None:
+        super().__init__(sub_agents, name=name, description=description, timeout=timeout, store=store, session=session)
+        self._places = self._named()
+        self._default = None if default is None else self._place_of(default)
+        lines = [f"- {each.name}: {each.description or 'no description'}" for each in self.sub_agents]
+        asked = ASK.format(agents="\n".join(lines)).replace("{", "{{").replace("}", "}}")
+        texts = [asked] if instructions is None else [instructions, asked]
+        self._chooser = Agent(name=name, instructions="\n\n".join(texts), timeout=timeout, **options)
+
+    def _place_of(self, wanted: Askable | str) -> int:
+        name = wanted if isinstance(wanted, str) else wanted.name
+        if name not in self._places:
+            raise InvalidArgument(f"default={name!r} is none of the agents: {', '.join(self._places)}")
+        return self._places[name]
+
+    def plan(self) -> Choice:
+        chooser = replace(self._chooser.settings(), shape=_Names(self._places))
+        return Choice(name=self.name, chooser=chooser, steps=self._plans(), otherwise=self._default)
+
+
+class _Names(OutputShape):
+    """The shape of a choice. A model that only says a name is understood too."""
+
+    def __init__(self, places: dict[str, int]) -> None:
+        self._places = places
+        properties = {"agent": {"type": "string", "enum": list(places)}}
+        super().__init__({"type": "object", "properties": properties, "required": ["agent"]})
+
+    def read(self, text: str) -> int:
+        said = text.strip().strip("`\"'.* \n").removeprefix("json").strip()
+        for candidate in (text, said):
+            try:
+                found = codec.parse(candidate)
+            except ValueError:
+                continue
+            said = found.get("agent", "") if isinstance(found, dict) else found
+            said = said if isinstance(said, str) else ""
+            break
+        by_case = {name.casefold(): place for name, place in self._places.items()}
+        if said.casefold() in by_case:
+            return by_case[said.casefold()]
+        named = {
+            place for name, place in by_case.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said.casefold())
+        }
+        if len(named) == 1:
+            return named.pop()
+        raise BadOutput(f"{said[:80]!r} is none of {', '.join(self._places)}")
+
+
+class Router(Flow):
+    """Agents that can stand in for each other: a conversation stays with the one that answers it.
+
+        router = Router([main, spare], strategy="fallback")
+        router.session("user-1").run("Hello")
+
+    When that one fails (its provider is down, it comes to no end), the conversation moves to the next, history and
+    all, and stays there. `strategy` says who gets a new conversation: "fallback" the first, "round_robin" one after
+    the other, or a function of the message and the agents that names one. If all fail it is a `RoutingError` with
+    each cause.
+    """
+
+    def __init__(
+        self,
+        sub_agents: Any = (),  # noqa: ANN401 - as Flow has it
+        *,
+        strategy: Literal["fallback", "round_robin"] | Strategy = "fallback",
+        **options: Any,  # noqa: ANN401 - those of Flow
+    ) -> None:
+        super().__init__(sub_agents, **options)
+        if not callable(strategy) and strategy not in ("fallback", "round_robin"):
+            raise InvalidArgument(f"strategy={strategy!r}: use 'fallback', 'round_robin', or a function")
+        self.strategy = strategy
+        self._places = self._named()
+        self._turns = itertools.count()
+
+    def plan(self) -> Relay:
+        return Relay(name=self.name, steps=self._plans(), order=self._order)
+
+    def _order(self, question: Message) -> list[int] | Awaitable[list[int]]:
+        if self.strategy == "fallback":
+            return [0]
+        if self.strategy == "round_robin":
+            return [next(self._turns) % len(self.sub_agents)]
+        assert callable(self.strategy)
+        found = self.strategy(question, list(self.sub_agents))
+        return self._awaited(found) if inspect.isawaitable(found) else [self._chosen(found)]
+
+    async def _awaited(self, found: Awaitable[Askable | str]) -> list[int]:
+        return [self._chosen(await found)]
+
+    def _chosen(self, found: object) -> int:
+        name = found.name if isinstance(found, Askable) else found
+        if not isinstance(name, str) or name not in self._places:
+            raise InvalidArgument(f"the strategy chose {name!r}, which is none of {', '.join(self._places)}")
+        return self._places[name]

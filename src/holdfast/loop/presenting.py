@@ -1,0 +1,78 @@
+"""How a conversation among several looks to one of them.
+
+A provider knows one assistant: whatever stands there as said by it, it takes for its own, tools and all. So an agent
+reads its own replies as they were; what the others said and did is told to it, by name, in messages from outside. Then
+no prompt has a call of a tool that the agent does not have, thinking that is another model's, or an answer at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.log.messages import File, Image, Message, Part, Text, ToolCall, ToolResult
+from holdfast.loop.tools import render
+
+TRANSFER = "transfer_to_"  # before the name, in the name of the tool that hands over
+OTHERS = "Others take part in this conversation. What they said and did is shown behind their name: [name] text."
+
+
+def has_others(messages: Sequence[Message], name: str | None) -> bool:
+    return any(_is_other(message, name) for message in messages)
+
+
+def presented(messages: Sequence[Message], name: str | None, *, has_tools: bool) -> list[Message]:
+    """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has
+    them."""
+    if not any(_is_told(message, name, has_tools) for message in messages):
+        return list(messages)
+    found: list[Message] = []
+    theirs: dict[str, tuple[str, str]] = {}  # calls of others that wait for their result: who, and which tool
+    for message in messages:
+        if _is_told(message, name, has_tools):
+            theirs |= {call.id: (message.author, call.name) for call in message.tool_calls}
+            lines = _lines(message)
+        elif message.role == "tool" and any(_call_id(part) in theirs for part in message.parts):
+            lines = [line for part in message.parts for line in _result_line(part, theirs)]
+        else:
+            found.append(message)
+            continue
+        parts: list[Part] = [Text("\n".join(lines))] if lines else []
+        parts += [part for part in message.parts if isinstance(part, Image | File)]
+        if parts:
+            found.append(
+                Message("user", parts, metadata=message.metadata, created_at=message.created_at, seq=message.seq)
+            )
+    return found
+
+
+def _is_told(message: Message, name: str | None, has_tools: bool) -> bool:
+    """Whether a message is told, and does not stand as it was. To one who has no tools no provider says that it has
+    called some, whoever that was."""
+    return _is_other(message, name) or (not has_tools and bool(message.tool_calls))
+
+
+def _is_other(message: Message, name: str | None) -> bool:
+    return message.role == "assistant" and message._author is not None and message._author != name
+
+
+def _lines(message: Message) -> list[str]:
+    lines = []
+    for part in message.parts:
+        if isinstance(part, Text) and part.text:
+            lines.append(f"[{message.author}] {part.text}")
+        elif isinstance(part, ToolCall) and not part.name.startswith(TRANSFER):
+            lines.append(f"[{message.author}] called {part.name} with {render(part.arguments)}")
+    return lines
+
+
+def _result_line(part: Part, theirs: dict[str, tuple[str, str]]) -> list[str]:
+    if not isinstance(part, ToolResult) or part.call_id not in theirs:
+        return []
+    author, tool = theirs.pop(part.call_id)
+    if tool.startswith(TRANSFER):
+        return [] if part.is_error else [f"[{author}] {part.content}"]
+    return [f"[{author}] {tool} {'failed' if part.is_error else 'returned'}: {part.content}"]
+
+
+def _call_id(part: Part) -> str | None:
+    return part.call_id if isinstance(part, ToolResult) else None
