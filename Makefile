@@ -4,7 +4,7 @@ UV := .tools/bin/uv
 RUN := $(UV) run --locked --all-extras
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: demo demo-cluster demo-agents test check lint types prove prove-long prove-model bench clean
+.PHONY: demo demo-cluster demo-agents test check lint types prove prove-long prove-model bench bench-retrieval clean
 
 demo: .venv/ready        ## a durable session in a minute, with no key and no network
 	$(RUN) holdfast demo
@@ -40,6 +40,9 @@ prove-model: .venv/ready ## a real model on loopback: 108 MB from the registry a
 
 bench: .venv/ready       ## our figures beside the raw limit and the peers, in ratios
 	$(RUN) python -m benchmarks
+
+bench-retrieval: .venv/ready ## memories found by a real embedding model: 95 MB from the registry at the first run
+	OPENBLAS_NUM_THREADS=1 $(RUN) --group retrieval python -m benchmarks.retrieval
 
 $(UV):
 	$(PYTHON) -m venv .tools

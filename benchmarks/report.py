@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -63,13 +63,16 @@ def markdown(figures: Sequence[Figure], notes: Sequence[str], command: str) -> s
         "",
         f"Written by `{command}`. Only the ratios count: each compares contestants that took turns in the same rounds.",
         "",
-        f"| {' | '.join(HEADINGS)} |",
-        f"|{'---|' * len(HEADINGS)}",
-        *(f"| {' | '.join(figure.cells)} |" for figure in figures),
+        markdown_table(HEADINGS, [figure.cells for figure in figures]),
         "",
         *(f"- {note}" for note in notes),
     ]
     return "\n".join(lines) + "\n"
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(headings)}", *lines[1:]])
 
 
 def circumstances(flushes: Sequence[tuple[str, float]]) -> list[str]:

@@ -21,7 +21,7 @@ from benchmarks.serving_app import ANSWER, FOREIGN, HANGS, NOTES
 from benchmarks.serving_load import ask_all, request
 from benchmarks.serving_process import ServerProcess, holdfast_server
 from benchmarks.timing import Scale, clock, fastest, folder
-from benchmarks.turns import _database
+from benchmarks.turns import database
 from holdfast import Session
 from holdfast.stores.base import Store
 
@@ -47,7 +47,7 @@ def takeover(scale: Scale) -> Iterator[Figure]:
     """As a figure for each of both cases."""
     kills = max(3, 2 * scale.crowds)
     with ExitStack() as stack:
-        dsn = stack.enter_context(_database(durable=False))
+        dsn = stack.enter_context(database(durable=False))
         path = stack.enter_context(folder(fastest()))
         from holdfast.stores.postgres import PostgresStore  # an extra: only this job needs it
 

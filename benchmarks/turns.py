@@ -103,7 +103,7 @@ def _stretch(store: Store, raw: RawStore) -> None:
 def on_postgres(scale: Scale) -> Iterator[Figure]:
     for name, durable in (("in memory, fsync off", False), ("on disk, durable", True)):
         with ExitStack() as stack:
-            dsn = stack.enter_context(_database(durable))
+            dsn = stack.enter_context(database(durable))
             from holdfast.stores.postgres import PostgresStore  # an extra: only this job needs it
 
             store = stack.enter_context(PostgresStore(dsn))
@@ -127,7 +127,7 @@ def on_postgres(scale: Scale) -> Iterator[Figure]:
 
 
 @contextmanager
-def _database(durable: bool) -> Iterator[str]:
+def database(durable: bool) -> Iterator[str]:
     tests = str(Path(__file__).resolve().parent.parent / "tests")
     if tests not in sys.path:
         sys.path.append(tests)
