@@ -308,6 +308,7 @@ def _values(rng: random.Random) -> dict[str, Any]:
         "$run": "r",
         "$call": "c",
         "$name": "note",
+        "$key": "note",
         "$seq": 2,
         "$user": None,
         "$new": f"raw-{rng.getrandbits(60)}",
