@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from holdfast.loop.tools import Tool
     from holdfast.models.base import Model
     from holdfast.remembering import Memory
-
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class Agent(Askable):
@@ -162,7 +159,7 @@ def _transfer(other: Askable) -> Tool:
     from dataclasses import replace
 
     from holdfast.loop.presenting import TRANSFER
-    from holdfast.loop.tools import tool
+    from holdfast.loop.tools import tool, tool_name
 
     def hand_over(reason: str = "") -> str:
         """Hand the conversation over.
@@ -173,7 +170,7 @@ def _transfer(other: Askable) -> Tool:
         raise AssertionError("the loop answers this call itself")
 
     about = f"Hand the conversation over to {other.name}, who sees all of it and answers from then on."
-    name = (TRANSFER + _NOT_IN_NAMES.sub("_", other.name or ""))[:64]
+    name = tool_name(TRANSFER + (other.name or ""))
     made = tool(name=name, description=f"{about} {other.description or ''}".strip())(hand_over)
     return replace(made, signal=other.name)
 

@@ -79,7 +79,7 @@ class Askable(ABC):
         The session is named after the call, so a caller that is resumed after a crash resumes it too. What it uses
         counts in the caller's session and is bounded by the caller's budget.
         """
-        from holdfast.loop.tools import ToolContext, tool
+        from holdfast.loop.tools import ToolContext, tool, tool_name
 
         called = name or self.name
         if not called:
@@ -90,7 +90,7 @@ class Askable(ABC):
 
         ask.__annotations__ = {"request": str, "ctx": ToolContext, "return": object}
         about = description or self.description or f"Ask {called}."
-        return tool(name=called, description=about, idempotent=True, timeout=timeout)(ask)
+        return tool(name=tool_name(called), description=about, idempotent=True, timeout=timeout)(ask)
 
 
 def _called(agent: Askable, request: str, ctx: ToolContext, budget: Budget | Mapping[str, Any] | None) -> object:
@@ -122,11 +122,14 @@ def _called(agent: Askable, request: str, ctx: ToolContext, budget: Budget | Map
 
 
 def _answer(session: Session, request: str, ctx: ToolContext) -> str:
+    from holdfast.loop.outcome import outcome_of, recent_runs
     from holdfast.loop.tools import Interrupt
 
     view = view_of(session.store.head(session._log).view)
     if view.turn is None and view.turns:  # it was answered, and whoever asked has gone before it could tell
-        return next((message.text for message in reversed(session.messages) if message.role == "assistant"), "")
+        last = recent_runs(session.store, session._log, 1)[0]
+        found = outcome_of(session.store, session._log, last.run_id)
+        return "" if found is None or found.response is None else found.response.text
     waiting = session.pending
     if not waiting:
         response = _asked(session, request, ctx, is_open=view.turn is not None)

@@ -445,7 +445,7 @@ MUTANTS = (
     mutant(
         "whoever is late writes all the same",
         "branches",
-        ("loop.world", "if self._is_over or (leg is not None and leg.halted):", "if False:"),
+        ("loop.world", "if self._is_over or self._is_stopped(path):", "if False:"),
         ("loop.leg", "if self.batch is not None:", "if False:"),
     ),
     mutant("what others said is one's own", "handoffs", ("loop.presenting", "message._author != name", "False")),

@@ -475,9 +475,9 @@ def test_errors_can_be_collected(store: Store, ask: Ask) -> None:
     session = Session(store=store)
     assert ask(session, "go", agent=SequentialAgent([views, after.agent("d")])).text == "done"
     assert said(session) == [
-        ("user", "go"), ("a", "[a could not answer: down]"), ("b", "fine"), ("c", "too"), ("d", "done"),
+        ("user", "go"), ("a", "[a could not answer: provider_unavailable]"), ("b", "fine"), ("c", "too"), ("d", "done"),
     ]  # fmt: skip
-    assert after.heard()[1] == ("user", "[a] [a could not answer: down]")
+    assert after.heard()[1] == ("user", "[a] [a could not answer: provider_unavailable]")
     assert session.events(types="agent.failed")[0].data["error"]["code"] == "provider_unavailable"
     with pytest.raises(RoutingError) as caught:
         ask(

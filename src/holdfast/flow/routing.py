@@ -77,24 +77,32 @@ class _Names(OutputShape):
         super().__init__({"type": "object", "properties": properties, "required": ["agent"]})
 
     def read(self, text: str) -> int:
-        said = text.strip().strip("`\"'.* \n").removeprefix("json").strip()
-        for candidate in (text, said):
-            try:
-                found = codec.parse(candidate)
-            except ValueError:
-                continue
-            said = found.get("agent", "") if isinstance(found, dict) else found
-            said = said if isinstance(said, str) else ""
-            break
-        by_case = {name.casefold(): place for name, place in self._places.items()}
-        if said.casefold() in by_case:
-            return by_case[said.casefold()]
-        named = {
-            place for name, place in by_case.items() if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said.casefold())
-        }
+        said = _said(text)
+        if said in self._places:
+            return self._places[said]
+        folded = said.casefold()
+        named = [
+            place
+            for name, place in self._places.items()
+            if re.search(rf"(?<![\w-]){re.escape(name.casefold())}(?![\w-])", folded)
+        ]
         if len(named) == 1:
-            return named.pop()
+            return named[0]
         raise BadOutput(f"{said[:80]!r} is none of {', '.join(self._places)}")
+
+
+def _said(text: str) -> str:
+    """The name in a reply: in its JSON, wherever that stands; else the reply itself."""
+    for piece in (text, *re.findall(r"\{[^{}]*\}", text)):
+        try:
+            found = codec.parse(piece.strip())
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            found = found.get("agent")
+        if isinstance(found, str):
+            return found.strip()
+    return text.strip().strip("`\"'.* \n")
 
 
 class Router(Flow):

@@ -31,3 +31,9 @@ def inside(path: str, step: str) -> str:
 def around(branch: str) -> str:
     """The path of the agents at the same time that a branch is one of."""
     return branch.rpartition("/")[0]
+
+
+def chain(path: str) -> str:
+    """The place whose conversation was handed on to `path`."""
+    head, mark, tail = path.rpartition("+")
+    return head if mark and tail.isdigit() else path

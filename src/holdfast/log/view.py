@@ -283,7 +283,9 @@ class View:
                 turn.mixed = True
         if type in ("model.replied", "tool.returned") or type in TURN_ENDS:
             self._use(data)
-        if type == "model.called" and "tokens" in data:
+        if branch is not None:
+            pass  # of several at the same time nobody knows which estimate belongs to which report
+        elif type == "model.called" and "tokens" in data:
             self.measured = [data["tokens"], 0]
         elif type == "model.replied" and self.measured:
             self.measured[1] = data.get("usage", {}).get("input_tokens", 0)
@@ -294,6 +296,7 @@ class View:
             turn.calls[data.get("call_id", "")] = [seq, data.get("name", "")]
         elif type == "tool.returned":
             turn.calls.pop(data.get("call_id", ""), None)
+            turn.pending.pop(data.get("call_id", ""), None)  # whoever asked is over, and nobody needs to decide
             if data.get("effect"):
                 turn.effects.append(seq)
         elif type == "approval.requested":

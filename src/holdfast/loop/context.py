@@ -10,7 +10,7 @@ from holdfast.log import codec
 from holdfast.log.chain import estimate
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.messages import Message
-from holdfast.log.view import cut
+from holdfast.log.view import TURN_ENDS, cut
 from holdfast.loop.cutting import newest_first
 from holdfast.loop.presenting import presented
 from holdfast.loop.prompt import own_events, shortened, tokens_of
@@ -18,6 +18,8 @@ from holdfast.loop.trail import Trail
 from holdfast.models.base import repaired
 from holdfast.stores.base import Log, Store
 from holdfast.stores.portable import message_of
+
+REPLIES = 100  # that are looked through for the one to a call: others may have been asked at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +130,8 @@ def _first_of(store: Store, log: Log, called: Event) -> int:
 
 
 def _reported(store: Store, log: Log, called: Event) -> int | None:
-    for row in store.read(log, called.seq + 1, limit=1, types=["model.replied", "model.interrupted", "turn.failed"]):
+    for row in store.read(log, called.seq + 1, limit=REPLIES, types=["model.replied", "model.interrupted", *TURN_ENDS]):
         event = Event(row)
-        if event.type == "model.replied" and event.run == called.run:
-            return event.data.get("usage", {}).get("input_tokens") or None
+        if event.run == called.run and event.branch == called.branch:
+            return event.data.get("usage", {}).get("input_tokens") or None if event.type == "model.replied" else None
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.errors import AgentError, InvalidArgument
 from holdfast.log.chain import estimate
-from holdfast.log.events import MESSAGE_TYPES, SALT, Draft
+from holdfast.log.events import MESSAGE_TYPES, SALT, Draft, Row
 from holdfast.log.messages import Message
 from holdfast.log.view import Ranges, cut, subtract, view_of
 from holdfast.models.base import Done, Model, ModelRequest
@@ -24,6 +24,7 @@ from holdfast.stores.plan import Head
 from holdfast.stores.portable import message_of
 
 PAGE = 64
+SPAN = 256  # events, of ranges that are read together
 OPENING = 16  # messages at the front that are looked at for system messages
 SUMMARY_TOKENS = 1_000
 CHARACTERS_A_TOKEN = 3  # of a transcript that must fit a model's window
@@ -60,17 +61,34 @@ class Cut:
 
 
 def newest_first(store: Store, log: Log, ranges: Ranges) -> Iterator[Item]:
-    """The messages of the ranges from the end, read a page at a time."""
-    for place in range(len(ranges) - 1, -1, -1):
-        first, upto = ranges[place]
-        while upto >= first:
-            rows = store.read(log, first, upto, limit=PAGE, reverse=True, types=MESSAGE_TYPES)
+    """The messages of the ranges from the end, read a page at a time. Small ranges that lie together, as agents leave
+    them who worked at the same time, are read together."""
+    end = len(ranges)
+    while end:
+        start, low, high = end - 1, *ranges[end - 1]
+        while start and max(high, ranges[start - 1][1]) - min(low, ranges[start - 1][0]) < SPAN:
+            start -= 1
+            low, high = min(low, ranges[start][0]), max(high, ranges[start][1])
+        together = store.read(log, low, high, types=MESSAGE_TYPES) if end - start > 1 else None
+        for place in range(end - 1, start - 1, -1):
+            first, last = ranges[place]
+            if together is None:
+                rows: Iterable[Row] = _backwards(store, log, first, last)
+            else:
+                rows = [row for row in reversed(together) if first <= row.seq <= last]
             for row in rows:
                 tokens = estimate(max(0, len(row.body or b"") - SALT))
                 yield Item(row.seq, tokens, message_of(store, log, row), place, row.type == "summary.added")
-            if len(rows) < PAGE:
-                break
-            upto = rows[-1].seq - 1
+        end = start
+
+
+def _backwards(store: Store, log: Log, first: int, upto: int) -> Iterator[Row]:
+    while upto >= first:
+        rows = store.read(log, first, upto, limit=PAGE, reverse=True, types=MESSAGE_TYPES)
+        yield from rows
+        if len(rows) < PAGE:
+            return
+        upto = rows[-1].seq - 1
 
 
 def plan_cut(

@@ -72,7 +72,8 @@ def _perform(world: World, steps: Steps) -> Generator[StreamEvent, None, Any]:
             elif isinstance(effect, Settle):
                 outcome = world.settle(effect)
             elif isinstance(effect, Decide):
-                outcome = _decided(effect)
+                with world.deciding():
+                    outcome = _decided(effect)
             else:
                 outcome = yield from together(world, effect, lambda inner: _perform(world, inner))
         except Exception as error:  # noqa: BLE001 - the loop may have an answer to it
@@ -163,8 +164,9 @@ async def _perform_async(world: World, steps: Steps, ended: Callable[[Any], None
             elif isinstance(effect, Settle):
                 outcome = await off_thread(world.settle, effect)
             elif isinstance(effect, Decide):
-                outcome = await off_thread(effect.ask)
-                outcome = await outcome if inspect.isawaitable(outcome) else outcome
+                with world.deciding():
+                    outcome = await off_thread(effect.ask)
+                    outcome = await outcome if inspect.isawaitable(outcome) else outcome
             else:
                 async with _closed(_telling(world, effect, box)) as events:
                     async for event in events:

@@ -74,11 +74,13 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The agents at `path` and inside of it failed: stop them. Answered with the events that say so."""
+    """The agents at `path` and inside of it failed: stop them. Answered with what is to be appended: as far as it was
+    not, what was carried to them; and the events that say that they are over."""
 
     path: str
     error: Exception
     note: bool  # whether the conversation is told
+    carry: Sequence[Draft] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import HandoffLoop, TurnCancelled
 from holdfast.log.events import Draft
 from holdfast.log.ids import call_key
+from holdfast.log.paths import chain
 from holdfast.loop.effects import Enter
 from holdfast.loop.prompting import Prompt
 from holdfast.loop.response import response_of
@@ -103,7 +104,9 @@ class Leg:
         taker, giver = tool.signal or "", self.settings.name or ""
         if self.work.handoff is not None:
             return Signal(text=f"The conversation was handed to {self.work.handoff} already.", is_error=True, data={})
-        before = [(work.name, work.handoff) for work in list(self.world.trail.legs.values())]
+        here = chain(self.path)
+        legs = list(self.world.trail.legs.items())
+        before = [(work.name, work.handoff) for path, work in legs if chain(path) == here]
         if before.count((giver, taker)) >= CIRCLES:
             if self.work.turned_back:  # it was told once, and does not listen
                 raise HandoffLoop(giver, taker)

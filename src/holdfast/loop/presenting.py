@@ -13,6 +13,7 @@ from holdfast.log.messages import File, Image, Message, Part, Text, ToolCall, To
 from holdfast.loop.tools import render
 
 TRANSFER = "transfer_to_"  # before the name, in the name of the tool that hands over
+GO_ON = "Go on."
 OTHERS = "Others take part in this conversation. What they said and did is shown behind their name: [name] text."
 
 
@@ -21,18 +22,27 @@ def has_others(messages: Sequence[Message], name: str | None) -> bool:
 
 
 def presented(messages: Sequence[Message], name: str | None, *, has_tools: bool) -> list[Message]:
-    """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has
-    them."""
-    if not any(_is_told(message, name, has_tools) for message in messages):
-        return list(messages)
+    """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has them.
+    The agent never has the last word: one that comes after itself is told to go on."""
+    is_shared = any(_is_told(each, name, has_tools) for each in messages)
+    found = _told(messages, name, has_tools) if is_shared else list(messages)
+    if found and found[-1].role == "assistant" and not found[-1].tool_calls:
+        found.append(Message.user(GO_ON))
+    return found
+
+
+def _told(messages: Sequence[Message], name: str | None, has_tools: bool) -> list[Message]:
     found: list[Message] = []
     theirs: dict[str, tuple[str, str]] = {}  # calls of others that wait for their result: who, and which tool
+    names = {message.author for message in messages if _is_told(message, name, has_tools)}
     for message in messages:
         if _is_told(message, name, has_tools):
             theirs |= {call.id: (message.author, call.name) for call in message.tool_calls}
             lines = _lines(message)
         elif message.role == "tool" and any(_call_id(part) in theirs for part in message.parts):
             lines = [line for part in message.parts for line in _result_line(part, theirs)]
+        elif message.role == "user" and _poses(message.text, names):
+            lines = [_line("user", message.text)]
         else:
             found.append(message)
             continue
@@ -43,6 +53,16 @@ def presented(messages: Sequence[Message], name: str | None, *, has_tools: bool)
                 Message("user", parts, metadata=message.metadata, created_at=message.created_at, seq=message.seq)
             )
     return found
+
+
+def _line(who: str, text: str) -> str:
+    """What somebody said, behind their name; further lines are set in, so that none looks as if another one spoke."""
+    return f"[{who}] {text}".replace("\n", "\n  ")
+
+
+def _poses(text: str, names: set[str]) -> bool:
+    """Whether a user's own words would be taken for those of an agent."""
+    return any(line.lstrip().startswith(f"[{name}]") for line in text.splitlines() for name in names)
 
 
 def _is_told(message: Message, name: str | None, has_tools: bool) -> bool:
@@ -59,9 +79,9 @@ def _lines(message: Message) -> list[str]:
     lines = []
     for part in message.parts:
         if isinstance(part, Text) and part.text:
-            lines.append(f"[{message.author}] {part.text}")
+            lines.append(_line(message.author, part.text))
         elif isinstance(part, ToolCall) and not part.name.startswith(TRANSFER):
-            lines.append(f"[{message.author}] called {part.name} with {render(part.arguments)}")
+            lines.append(_line(message.author, f"called {part.name} with {render(part.arguments)}"))
     return lines
 
 
@@ -70,8 +90,8 @@ def _result_line(part: Part, theirs: dict[str, tuple[str, str]]) -> list[str]:
         return []
     author, tool = theirs.pop(part.call_id)
     if tool.startswith(TRANSFER):
-        return [] if part.is_error else [f"[{author}] {part.content}"]
-    return [f"[{author}] {tool} {'failed' if part.is_error else 'returned'}: {part.content}"]
+        return [] if part.is_error else [_line(author, part.content)]
+    return [_line(author, f"{tool} {'failed' if part.is_error else 'returned'}: {part.content}")]
 
 
 def _call_id(part: Part) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from threading import Lock
 from typing import Any
 
@@ -155,7 +154,6 @@ class Window:
     """
 
     def __init__(self) -> None:
-        self._upto = 0
         self._ranges: Ranges = []
         self._items: list[Item] = []  # oldest first
         self._room = self._edition = 0
@@ -172,7 +170,7 @@ class Window:
         visible = cut(view.visible, head.head)
         # What a fork shares with others may be erased there without a word in this log: it is read anew each time.
         if view.edition == self._edition and not log.base and self._holds(visible, room):
-            fresh = [[max(first, self._upto + 1), last] for first, last in visible if last > self._upto]
+            fresh = _beyond(self._ranges, visible)
         else:
             self._items, self._is_whole, fresh = [], False, visible
         items, reached = _newest(store, log, fresh, room)
@@ -185,9 +183,6 @@ class Window:
             total -= items[start].tokens
             start += 1
         self._items, self._is_whole = items[start:], whole and start == 0
-        # A message that waits in the queue becomes visible later, before what came after it: so nothing is known
-        # beyond the last visible one.
-        self._upto = visible[-1][1] if visible else head.head
         self._ranges, self._room, self._edition = visible, room, view.edition
         front: list[Item] = []
         if not self._is_whole:
@@ -196,10 +191,19 @@ class Window:
         return History(self._items, whole=self._is_whole, after=head.head + 1, front=front)
 
     def _holds(self, visible: Ranges, room: int) -> bool:
-        """Whether what is kept is still the beginning of what is visible."""
-        in_order = all(one[1] < two[0] for one, two in pairwise(visible))
-        enough = room <= self._room or self._is_whole
-        return bool(self._items) and in_order and enough and cut(visible, self._upto) == self._ranges
+        """Whether what is kept is still the beginning of what is visible: only its last piece may have grown. (A
+        message that waited in the queue may stand before what is known, and agents at the same time in any order.)"""
+        known, enough = self._ranges, room <= self._room or self._is_whole
+        if not self._items or not enough or not known or len(visible) < len(known):
+            return False
+        (first, last), (now_first, now_last) = known[-1], visible[len(known) - 1]
+        return visible[: len(known) - 1] == known[:-1] and first == now_first and last <= now_last
+
+
+def _beyond(known: Ranges, visible: Ranges) -> Ranges:
+    """What is visible after what is known, which is its beginning."""
+    grown = [known[-1][1] + 1, visible[len(known) - 1][1]]
+    return [*([grown] if grown[0] <= grown[1] else []), *visible[len(known) :]]
 
 
 def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[Item], bool]:

@@ -243,6 +243,8 @@ def _essence(event: Event) -> dict[str, Any]:
         part = data["message"]["parts"][0]
         content = part["content"].removeprefix("_Failed: ")
         data = {"name": data["name"], "content": content, "is_error": part.get("is_error", False)}
+    if event.type == "agent.failed":
+        data.pop("error")  # a recorded agent has nothing more to say, whatever went wrong then
     if event.type == "turn.started":
         data.pop("metadata", None)
         data.pop("question", None)

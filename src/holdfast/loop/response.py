@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.log.messages import Message, ToolCall
 from holdfast.log.paths import is_within
 from holdfast.loop.trail import Trail
+from holdfast.loop.work import Work
 from holdfast.models.base import Usage
 
 
@@ -59,21 +60,22 @@ def response_of(trail: Trail, path: str = "") -> Response:
     """The answer of a turn as far as it got; or of the agents at or inside of `path`."""
     last = trail.last(path)
     legs = [work for each, work in trail.in_order if is_within(each, path)]
-    calls = [call for work in legs for call in work.unanswered if call.undecided]
+    at_work = [work for work in legs if not work.over]
+    calls = [call for work in at_work for call in work.unanswered if call.undecided]
     texts = [_text(work.shown) for work in last]
     if not any(texts) and last[0].left:  # it left the loop without a word: what stands is what was said before
         texts = [_text([message for work in legs for message in work.shown])]
-    first, answer = last[0], last[0].answer
+    first = last[0]
     used: dict[str, int] = {}
     for work in legs:
         for name, amount in work.usage.items():
             used[name] = used.get(name, 0) + amount
-    is_over = not any(work.unanswered for work in legs) and all(
+    is_over = not any(work.unanswered for work in at_work) and all(
         work.answer is not None or work.left or work.over for work in last
     )
     return Response(
         text="\n\n".join(text for text in texts if text) if is_over else "",
-        output=first.shape.read(answer.text) if len(last) == 1 and first.shape is not None and answer else None,
+        output=_output(first, texts[0]) if len(last) == 1 and is_over else None,
         tool_calls=[call for work in legs for message in work.shown for call in message.tool_calls],
         usage=Usage(**{name: used.get(name, 0) for name in Usage.__dataclass_fields__}),
         steps=sum(work.steps for work in legs),
@@ -86,6 +88,12 @@ def response_of(trail: Trail, path: str = "") -> Response:
         run_id=trail.run,
         stop_reason=last[-1].stop_reason,
     )
+
+
+def _output(work: Work, text: str) -> Any:  # noqa: ANN401 - what the shape says
+    if work.shape is None or not (work.answer is not None or work.left):
+        return None
+    return work.shape.read(text)
 
 
 def _text(shown: list[Message]) -> str:

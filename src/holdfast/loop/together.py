@@ -14,7 +14,6 @@ from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import TurnCancelled
-from holdfast.log.paths import is_within
 from holdfast.loop.effects import Steps, Together
 from holdfast.loop.stream import StreamEvent
 from holdfast.loop.threads import TOOLS
@@ -97,6 +96,7 @@ async def together_async(
 ) -> AsyncIterator[StreamEvent]:
     """Each place as a task of its own."""
     outcomes: list[Any] = [None] * len(effect.steps)
+    closing = False
     mailbox: asyncio.Queue[_Item] = asyncio.Queue(WAITING)
     free = asyncio.Semaphore(effect.most)
 
@@ -107,7 +107,9 @@ async def together_async(
             try:
                 async for event in events:
                     await mailbox.put((number, event, None))
-            except Exception as error:  # noqa: BLE001 - told to whoever waits
+            except BaseException as error:
+                if closing:
+                    raise
                 found = [error]
             finally:
                 await events.aclose()  # type: ignore[attr-defined]
@@ -129,6 +131,7 @@ async def together_async(
         _halt(world, effect)
         raise
     finally:
+        closing = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,6 +144,5 @@ def _is_collected(effect: Together, error: BaseException) -> bool:
 
 def _halt(world: World, effect: Together) -> None:
     """Nobody waits for those that are not over yet."""
-    for path, leg in list(world.legs.items()):
-        if any(is_within(path, each) for each in effect.paths) and not leg.work.over:
-            leg.stop()
+    for path in effect.paths:
+        world.halt(path)

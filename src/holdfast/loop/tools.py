@@ -266,6 +266,11 @@ def tool(
     return make if function is None else make(function)
 
 
+def tool_name(name: str) -> str:
+    """The name of an agent as that of a tool."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
+
+
 def _checked_function(function: object) -> Callable[..., Any]:
     if isinstance(function, Tool):
         raise InvalidTool(f"{function.name!r} is a tool already: dataclasses.replace() changes its options")

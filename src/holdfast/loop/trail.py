@@ -52,7 +52,9 @@ class Trail:
             work = self.enter(data.get("path", ""), data.get("agent"), branches)
             work.shape = OutputShape(data["schema"]) if "schema" in data else None
         elif type in ("agent.finished", "agent.failed"):
-            work = self.legs.get(data["path"]) or self.enter(data["path"], None, ())
+            if data["path"] not in self.legs:  # it failed before it could begin
+                self.enter(data["path"], None, () if branch is None else (branch,))
+            work = self.legs[data["path"]]
             work.over, work.failed_at = type.removeprefix("agent."), data.get("at")
             work.problem = data.get("error", {}).get("text", "")
         elif type == "loop.ended":
@@ -78,10 +80,6 @@ class Trail:
         return self.root.question
 
     @property
-    def shown(self) -> list[Message]:
-        return [message for _, work in self.in_order for message in work.shown]
-
-    @property
     def steps(self) -> int:
         return sum(work.steps for work in list(self.legs.values()))
 
@@ -89,7 +87,7 @@ class Trail:
     def usage(self) -> dict[str, int]:
         found: dict[str, int] = {}
         for work in list(self.legs.values()):
-            for name, amount in work.usage.items():
+            for name, amount in list(work.usage.items()):
                 found[name] = found.get(name, 0) + amount
         return found
 
@@ -139,10 +137,6 @@ class Trail:
             for each in siblings
             for found in self._last_in(each, [item for item in legs if is_within(item[0], each)])
         ]
-
-    def is_open(self, path: str) -> bool:
-        """Whether an agent at `path`, or inside of it, began and is not over."""
-        return any(is_within(each, path) and not work.over for each, work in list(self.legs.items()))
 
 
 def _branches(legs: Iterable[Work]) -> set[str]:

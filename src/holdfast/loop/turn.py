@@ -246,5 +246,14 @@ def loose_calls(work: Work) -> list[Draft]:
     ]
 
 
+def not_run(work: Work) -> list[Draft]:
+    """Answers for calls of an agent that is over which nobody will run: not even a person is waited for."""
+    return [
+        _stamped(returned(work.run, call, NOT_RUN, is_error=True), work)
+        for call in work.unanswered
+        if not call.intended
+    ]
+
+
 def _stamped(draft: Draft, work: Work) -> Draft:
     return draft if work.branch is None else replace(draft, branch=work.branch)

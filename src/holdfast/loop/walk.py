@@ -157,6 +157,8 @@ def _in_order(plan: InOrder, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
 
 
 def _at_once(plan: AtOnce, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
+    if spot.shape is not None:  # it was handed to them in the middle of the turn
+        refuse_shape(plan)
     if so_far.carry:  # before there are several: one of them would have to take the lease for all
         yield Record(so_far.carry, so_far.path)
     places = []
@@ -221,9 +223,19 @@ def _again(plan: Again, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
     if spot.path not in trail.looped:
         trail.looped.add(spot.path)
         data = {"path": spot.path, "iterations": rounds, "reason": reason}
+        if reason == "exit" and spot.shape is not None:
+            _refuse_unshaped(spot.shape, response_of(trail, path=spot.path).text)
         branch = spot.branches[-1] if spot.branches else None
         so_far.carry.append(Draft(type="loop.ended", run=trail.run, branch=branch, author=plan.name, data=data))
     return Ended("answered", so_far.path, so_far.carry)
+
+
+def _refuse_unshaped(shape: OutputShape, text: str) -> None:
+    """A loop that was left answers with what stands, which must be what was asked for."""
+    try:
+        shape.read(text)
+    except BadOutput as problem:
+        raise SchemaValidationError(str(problem), text=text, tries=1) from problem
 
 
 def _judging(plan: Again, response: Response) -> Callable[[], Any]:
@@ -247,7 +259,7 @@ def _choice(plan: Choice, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
             if plan.otherwise is None:
                 raise RoutingError(f"{plan.name or 'the router'} chose nobody that is there", [str(error)]) from error
             chosen = plan.otherwise
-            so_far = Ended("", spot.path, (yield Settle(chooser.path, error, note=False)))
+            so_far = Ended("", spot.path, (yield Settle(chooser.path, error, note=False, carry=so_far.carry)))
     step = plan.steps[chosen]
     place = replace(spot.at(f"1.{chosen}"), active=spot.active)
     return (yield from _walk(step, place, trail, so_far))
@@ -288,7 +300,7 @@ def _relay(plan: Relay, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
                 raise
             causes.append(f"{step.name}: {error}")
             last = error
-            so_far = Ended("", spot.path, (yield Settle(place.path, error, note=False)))
+            so_far = Ended("", spot.path, (yield Settle(place.path, error, note=False, carry=so_far.carry)))
     if so_far.carry:
         yield Record(so_far.carry, so_far.path)
     raise RoutingError(f"no agent of {plan.name or 'the router'} could answer", causes) from last
@@ -330,7 +342,10 @@ def is_of_the_agent(error: Exception) -> bool:
 
 def refuse_shape(plan: Plan) -> None:
     """A shape is asked of one answer."""
-    while not isinstance(plan, Settings):
-        if isinstance(plan, AtOnce):
-            raise InvalidArgument("agents that work at the same time give several answers: ask an agent after them")
-        plan = plan.steps[-1]
+    if isinstance(plan, AtOnce):
+        raise InvalidArgument("agents that work at the same time give several answers: ask an agent after them")
+    if isinstance(plan, Choice | Relay):
+        for step in plan.steps:  # any of them may answer
+            refuse_shape(step)
+    elif not isinstance(plan, Settings):
+        refuse_shape(plan.steps[-1])

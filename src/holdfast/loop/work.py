@@ -85,9 +85,8 @@ class Work:
             self._use(data)
             if data.get("rejected"):
                 self.repairs += 1
-            self.calls = {}
-            for wanted in message.tool_calls if message else ():
-                self.calls[wanted.id] = Call(wanted.id, wanted.name, wanted.arguments)
+            wanted = message.tool_calls if message else ()
+            self.calls = {call.id: Call(call.id, call.name, call.arguments) for call in wanted}
         elif data.get("call_id") in self.calls:  # else the reply that made it was erased
             self._take_call(self.calls[data["call_id"]], type, data)
         if type == "tool.returned":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from holdfast.errors import (
     AgentError,
     ApprovalPending,
     BudgetExceeded,
+    InvalidArgument,
     LifecycleError,
     SessionBusy,
     StaleEpoch,
@@ -37,8 +38,9 @@ from holdfast.loop.response import Response, response_of
 from holdfast.loop.settings import Plan, Settings, first_agent
 from holdfast.loop.tools import METER
 from holdfast.loop.trail import Trail
-from holdfast.loop.turn import Rules, loose_calls, renamed, settlement
+from holdfast.loop.turn import Rules, loose_calls, not_run, renamed, settlement
 from holdfast.loop.walk import refuse_shape, turn
+from holdfast.loop.work import Work
 from holdfast.policy.budget import Budget
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
@@ -46,6 +48,7 @@ from holdfast.stores.plan import Head
 from holdfast.stores.portable import message_draft
 from holdfast.stores.renewal import Renewal
 
+DECIDING = 600.0  # seconds for a condition or a strategy
 MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
 
 
@@ -86,6 +89,8 @@ class World:
         self._once: str | None = None
         self._lock = threading.RLock()  # agents that work at the same time write one after the other
         self._is_over = False
+        self._stopped: list[str] = []  # places where nobody may write any more
+        self._kept: list[Draft] = []  # what was appended, so that nothing is twice and nothing is lost
         self._usage_before: dict[str, int] = {}
         self._turns_before = 0
         self._budget: Budget | None = None
@@ -185,12 +190,15 @@ class World:
             self._park(view, head)
         self.trail = self._trail_of(view, head)
         self.plan = self._for(self.trail.root.name)  # whoever was asked, whoever has the conversation now
+        self._refuse_other()
         options = self.trail.root.options
         own = self.plan.options if isinstance(self.plan, Settings) else {}
         self.given |= {name: value for name, value in options.items() if name != "schema" and own.get(name) != value}
         if self.shape is None and "schema" in options and not _is_own(self.plan, options["schema"]):
             self.shape = OutputShape(options["schema"])
         self._prepare(head, view, self.trail.question)
+        for name, amount in self.trail.usage.items():  # the view has counted it already
+            self._usage_before[name] = self._usage_before.get(name, 0) - amount
         drafts = [Draft(type="turn.resumed", run=turn.run)]
         for work in self.trail.legs.values():
             if work.asking:  # whoever watched saw a part of a reply that never came to be
@@ -207,6 +215,16 @@ class World:
         if isinstance(found, Settings) and found.budget is None:
             found = replace(found, budget=plan.budget)
         return found or plan
+
+    def _refuse_other(self) -> None:
+        """A turn of several can only be gone on with by those several."""
+        flow = any(path and not path.startswith("+") for path in self.trail.legs)
+        alone = any(message.role == "assistant" for message in self.trail.root.own)
+        whose = f"this turn is the work of {self.trail.root.name!r}"
+        if flow and isinstance(self.plan, Settings):
+            raise InvalidArgument(f"{whose}, which is a flow: go on with it by resume(agent=that_flow)")
+        if alone and not isinstance(self.plan, Settings):
+            raise InvalidArgument(f"{whose}, which is one agent: go on with it by resume(agent=that_agent)")
 
     def _park(self, view: View, head: Head) -> None:
         turn = view.turn
@@ -327,6 +345,8 @@ class World:
         """Get an agent ready; what those before it left is stored first. Before the first append there is no lease, and
         what is to be appended waits for it."""
         drafts = entered.drafts
+        if self._is_stopped(entered.path):
+            raise TurnCancelled
         if drafts and self.renewal is not None:
             self.record(drafts, entered.before, last=False)
             drafts = []
@@ -342,7 +362,7 @@ class World:
         crashpoint("before record")
         leg = self.legs.get(path)
         with self._lock:
-            if self._is_over or (leg is not None and leg.halted):
+            if self._is_over or self._is_stopped(path):
                 raise TurnCancelled  # nobody waits for what is done at the same time any more
             branch = None if leg is None else leg.work.branch
             stamped = [
@@ -352,11 +372,13 @@ class World:
             if self.renewal is None:
                 self._claim(stamped, self._head)
             else:
-                if leg is not None:
-                    self.effect_over(leg)  # while it writes, nobody waits for an effect
+                if leg is not None and len(self.legs) == 1:
+                    self.renewal.allow(None)  # while it writes, nobody waits for an effect
                 done = self.store.append(self.log, stamped, epoch=self.epoch, release=last)
+                self._limit_effects()
                 self.retained, self.at, self.more = done.retained, done.last, done.queued
                 self._number(drafts, done.first, done.at)
+            self._kept += drafts
             self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
             if leg is not None and any(draft.type == "model.replied" for draft in drafts):
                 leg.is_asking = False
@@ -407,7 +429,7 @@ class World:
             return
         usage = dict(self._usage_before)
         open_calls = {call.id for work in list(self.trail.legs.values()) for call in list(work.unanswered)}
-        under_way = sum(leg.is_asking and not leg.halted for leg in self.legs.values())
+        under_way = sum(leg.is_asking and not leg.halted for leg in list(self.legs.values()))
         used = [self.trail.usage, {"steps": under_way}]
         for each in [*used, *(each for call, each in self._called.items() if call in open_calls)]:
             for name, amount in each.items():
@@ -421,30 +443,59 @@ class World:
     def settle(self, effect: Settle) -> list[Draft]:
         """Stop the agents at a place that failed: the events that say what they did, and that they are over."""
         error = error_data(effect.error, detached=self.detached)
+        kept = {id(draft) for draft in self._kept}
+        carried = [draft for draft in effect.carry if id(draft) not in kept]
         drafts: list[Draft] = []
         with self._lock:  # none of them writes any more
-            for path, leg in list(self.legs.items()):
-                if is_within(path, effect.path) and not leg.work.over:
-                    leg.stop()
-                    drafts += self._broken_off(leg)
+            self.halt(effect.path)
+            self._forget_unstored(effect.path)
+            for path, work in list(self.trail.legs.items()):
+                if path and is_within(path, effect.path) and not work.over:
+                    drafts += self._broken_off(path, work)
+                    drafts += not_run(work)
                     drafts += self._failed(path, effect, error)
-        return drafts or self._failed(effect.path, effect, error)
+        return [*carried, *(drafts or self._failed(effect.path, effect, error))]
 
-    def _broken_off(self, leg: Leg) -> list[Draft]:
+    def halt(self, path: str) -> None:
+        """Nobody waits for whoever is at `path` or inside of it."""
+        self._stopped.append(path)
+        for each, leg in list(self.legs.items()):
+            if is_within(each, path) and not leg.work.over:
+                leg.stop()
+
+    def _is_stopped(self, path: str) -> bool:
+        return any(is_within(path, each) for each in self._stopped)
+
+    def _forget_unstored(self, path: str) -> None:
+        """Know of agents that were stopped at any point only what the log knows: one may have been about to write."""
+        if self.renewal is None or not any(leg.work.branches for leg in self.legs.values()):
+            return  # one after the other: whoever failed was not about to do anything
+        head = self.store.head(self.log)
+        known = self._trail_of(view_of(head.view), head)
+        for each, leg in list(self.legs.items()):
+            if each and is_within(each, path) and not leg.work.over and each in known.legs:
+                found = known.legs[each]
+                found.shape, self.trail.legs[each], leg.work = leg.shape, found, found
+
+    def _broken_off(self, path: str, work: Work) -> list[Draft]:
         """What an agent did and had no time to store, and calls of it that nobody knows the outcome of."""
-        branch = leg.work.branch
-        for draft in leg.left:
-            if draft.type == "tool.returned":
-                leg.work.calls[draft.data["call_id"]].answered = True
-        left = [draft if branch is None else replace(draft, branch=branch) for draft in leg.left]
-        leg.left = []
-        return [*left, *loose_calls(leg.work)]
+        leg = self.legs.get(path)
+        left = [] if leg is None else leg.left
+        for draft in left:
+            if draft.type == "tool.returned" and draft.data["call_id"] in work.calls:
+                work.calls[draft.data["call_id"]].answered = True
+        if leg is not None:
+            leg.left = []
+        stamped = [draft if work.branch is None else replace(draft, branch=work.branch) for draft in left]
+        return [*stamped, *loose_calls(work)]
 
     def _failed(self, path: str, effect: Settle, error: dict[str, Any]) -> list[Draft]:
         work = self.trail.legs.get(path) or self.trail.enter(path, None, ())
         data = {"path": path, "at": effect.path, "error": error}
         failed = Draft(type="agent.failed", run=self.run, branch=work.branch, author=work.name, data=data)
-        note = {"role": "assistant", "text": f"[{work.name or 'This agent'} could not answer: {error['text']}]"}
+        # Not the error's own words: they may quote what was asked, and the conversation outlives a redaction of that.
+        text = f"[{work.name or 'This agent'} could not answer: {error['code']}]"
+        note = {"role": "assistant", "text": text, "metadata": {"failed": True}}
         drafts = [failed]
         if effect.note:
             told = Draft(type="message.added", run=self.run, branch=work.branch, author=work.name, data=note)
@@ -466,6 +517,15 @@ class World:
         self.renewal.check()
         leg.until = self.store.ids.elapsed() + seconds
         self._limit_effects()
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """A function of the user's is asked: one that hangs must not hold the session for ever."""
+        if self.renewal is not None:
+            self.renewal.allow(DECIDING)
+        yield
+        self._limit_effects()
+        self.refuse_stopped()
 
     def heard(self, leg: Leg) -> None:
         """The model said something: the limit is about its silence."""
@@ -496,16 +556,11 @@ class World:
 
     def _number(self, drafts: Sequence[Draft], first: int, at: int) -> None:
         """Tell the messages of this turn which numbers and times they got."""
+        numbers = {id(draft): number for number, draft in enumerate(drafts, first)}
         for work in list(self.trail.legs.values()):
-            if work.fresh:
-                numbers = {id(draft): number for number, draft in enumerate(drafts, first)}
-                waiting = []
-                for draft, message in work.fresh:
-                    if id(draft) in numbers:
-                        message.seq, message.created_at = numbers[id(draft)], to_datetime(at)
-                    else:
-                        waiting.append((draft, message))
-                work.fresh = waiting
+            for draft, message in list(work.fresh):  # others may add to theirs meanwhile
+                if message.seq is None and id(draft) in numbers:
+                    message.seq, message.created_at = numbers[id(draft)], to_datetime(at)
 
     def response(self) -> Response:
         return response_of(self.trail)
@@ -525,8 +580,9 @@ class World:
         """Record that the turn ended without an answer, if this process still holds it."""
         with self._lock:
             is_left = self.detached and isinstance(error, StoreError)  # to be taken up when the store is back
-            # Its last append may have been done although it failed: then it has ended, and another end would be wrong.
-            if self.renewal is None or self._is_over or self.trail.ended or is_left:
+            # Its last append may have been done although nobody knows: then another end would be wrong.
+            may_be_over = self.trail.ended and (isinstance(error, StoreError) or not isinstance(error, Exception))
+            if self.renewal is None or self._is_over or may_be_over or is_left:
                 self._is_over = True
                 self.close()
                 return
@@ -538,11 +594,13 @@ class World:
             data["error"] = error_data(error, detached=self.detached)
         drafts: list[Draft] = []
         shown = ""
-        for leg in list(self.legs.values()):
+        with suppress(AgentError):  # the store may be away: then what this process knows has to do
+            self._forget_unstored("")
+        for path, leg in list(self.legs.items()):
             if not leg.work.over:
                 leg.stop()
                 shown += "".join(leg.shown)
-                drafts += self._broken_off(leg)
+                drafts += self._broken_off(path, leg.work)
         if shown:
             data["shown"] = clean(shown)
         drafts.append(Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.run, data=data))
