@@ -33,6 +33,8 @@ def legal(asked: list[tuple[str, str | None, bool, int]]) -> tuple[list[Told], V
             run = run or "r1"
         if kind == "model.replied" and rejected:
             data["rejected"] = True
+        if kind == "session.forked" and view.turn is not None:
+            continue  # a fork begins where no turn is open
         if kind == "view.rewound":
             to = where % seq
             if views[to].turn is not None:

@@ -218,6 +218,7 @@ def _acts(events: Sequence[Event]) -> list[Event]:
         for event in events
         if event is not asked
         and event.type not in _CARRIAGE
+        and not event.data.get("metadata", {}).get("failed")  # a note about an agent that failed, which is an event too
         and not (event.type == "model.called" and followers.get(event.seq) == "model.interrupted")
     ]
 

@@ -224,18 +224,18 @@ def _again(plan: Again, spot: Spot, trail: Trail, so_far: Ended) -> Steps:
         trail.looped.add(spot.path)
         data = {"path": spot.path, "iterations": rounds, "reason": reason}
         if reason == "exit" and spot.shape is not None:
-            _refuse_unshaped(spot.shape, response_of(trail, path=spot.path).text)
+            _refuse_unshaped(spot.shape, trail, spot.path)
         branch = spot.branches[-1] if spot.branches else None
         so_far.carry.append(Draft(type="loop.ended", run=trail.run, branch=branch, author=plan.name, data=data))
     return Ended("answered", so_far.path, so_far.carry)
 
 
-def _refuse_unshaped(shape: OutputShape, text: str) -> None:
+def _refuse_unshaped(shape: OutputShape, trail: Trail, path: str) -> None:
     """A loop that was left answers with what stands, which must be what was asked for."""
     try:
-        shape.read(text)
+        shape.read(response_of(trail, path).text)
     except BadOutput as problem:
-        raise SchemaValidationError(str(problem), text=text, tries=1) from problem
+        raise SchemaValidationError(str(problem), text="", tries=1) from problem
 
 
 def _judging(plan: Again, response: Response) -> Callable[[], Any]:
