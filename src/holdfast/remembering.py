@@ -25,7 +25,6 @@ from holdfast.memory.base import (
     checked_query,
     checked_text,
     remembered,
-    said,
 )
 from holdfast.memory.keyword import KeywordMemoryService
 from holdfast.memory.origin import Origin
@@ -175,7 +174,7 @@ class Memory:
         mark: Mark | None = None,
     ) -> _list[Remembered]:
         """Keep checked memories, and take back those whose source was erased meanwhile."""
-        extras = self.service.extras([said({"key": note.key, "text": note.text}) for note in notes]) if notes else []
+        extras = self.service.extras([note.text for note in notes]) if notes else []
         full = [replace(note, extras=extra) for note, extra in zip(notes, extras, strict=True)]
         found = shelf.put(full, alike=alike, mark=mark)
         # An erasure looks for memories after it has removed what they came from, and we look for that after we have

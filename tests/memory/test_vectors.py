@@ -54,12 +54,12 @@ def test_hashed_n_grams_are_close_for_similar_spelling_and_far_for_others() -> N
         a, b = vector._checked(ngrams.hashed([one, two]), 2)
         assert a is not None
         assert b is not None
-        return float(vector._cosines([a], b)[0])
+        return float(vector._cosines([vector.rough(a)], b)[0])
 
     assert cosine("allergic to peanuts", "peanut allergy") > 0.5
     assert cosine("migraine", "migrane") > 0.3
     assert abs(cosine("lives in a house in Berlin", "seven green bicycles")) < 0.2
-    assert cosine("Same text", "same TEXT") == pytest.approx(1.0, abs=1e-5)
+    assert cosine("Same text", "same TEXT") == pytest.approx(1.0, abs=5e-3)
 
 
 def test_vectors_of_another_embedder_are_not_compared_and_are_made_anew(store: Store) -> None:
@@ -173,5 +173,5 @@ def test_the_name_of_an_embedder_is_kept_with_each_vector(store: Store) -> None:
         assert event is not None
         data: dict[str, Any] = event.data
         assert data["embedder"] == name
-        assert data["dimension"] == len(vector._unpacked(data["vector"]))
-        assert isinstance(vector._unpacked(data["vector"]), array)
+        assert data["dimension"] == len(vector._unpacked(data).numbers)
+        assert isinstance(vector._unpacked(data).numbers, array)

@@ -80,6 +80,7 @@ class Hit(NamedTuple):
     seq: int
     score: float
     fits: bool
+    share: float = 0.0  # of what the query says in telling words, how much the memory has
 
 
 class Service(Protocol):

@@ -44,15 +44,17 @@ def by_words(shelf: Shelf, log: Log, live: Mapping[str, int], query: str) -> lis
     scores: dict[int, float] = {}
     common = len(live) // 2 or 1
     rare: set[int] = set()  # memories that share a word which most others have not
+    whole = 0.0
     for seqs in places.values():
         weight = ln(1 + (len(live) - len(seqs) + 0.5) / (len(seqs) + 0.5))
+        whole += weight
         for seq in seqs:
             scores[seq] = scores.get(seq, 0.0) + weight
         if len(seqs) <= common:
             rare |= seqs
     found = sorted(((round(score, 6), seq) for seq, score in scores.items()), reverse=True)
     best = found[0][0] if found else 0.0
-    return [Hit(seq, score, seq in rare and score >= CLOSE * best) for score, seq in found]
+    return [Hit(seq, score, seq in rare and score >= CLOSE * best, score / whole) for score, seq in found]
 
 
 def holding(shelf: Shelf, log: Log, live: Mapping[str, int], words: Sequence[str]) -> dict[str, set[int]]:
