@@ -146,7 +146,7 @@ def test_what_is_forgotten_or_erased_leaves_the_cache(store: Store) -> None:
 
 def test_the_cache_is_bounded(store: Store) -> None:
     service = VectorMemoryService(Meaning())
-    service._vectors._limit = 6 * 4 * 10  # ten vectors of six numbers
+    service._vectors._limit = 6 * 10  # ten vectors of six numbers
     memory = Memory(service, store=store)
     for n in range(6):
         memory.store("a", "migraine", user_id=f"u{n}")
