@@ -21,12 +21,14 @@ def has_others(messages: Sequence[Message], name: str | None) -> bool:
     return any(_is_other(message, name) for message in messages)
 
 
-def presented(messages: Sequence[Message], name: str | None, *, has_tools: bool) -> list[Message]:
+def presented(
+    messages: Sequence[Message], name: str | None, *, has_tools: bool, is_asked: bool = True
+) -> list[Message]:
     """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has them.
-    The agent never has the last word: one that comes after itself is told to go on."""
+    An agent that is asked never has the last word: one that comes after itself is told to go on."""
     is_shared = any(_is_told(each, name, has_tools) for each in messages)
     found = _told(messages, name, has_tools) if is_shared else list(messages)
-    if found and found[-1].role == "assistant" and not found[-1].tool_calls:
+    if is_asked and found and found[-1].role == "assistant" and not found[-1].tool_calls:
         found.append(Message.user(GO_ON))
     return found
 

@@ -317,7 +317,8 @@ class World:
         prompt, model = leg.prompt, leg.settings.model
         prompt.fit(leg.work)
         visible = self.store.count(self.log, cut(view.visible, head.head))
-        parts = parts_of(prompt.pieces, prompt.tools, prompt.messages(leg.work))
+        messages = prompt.messages(leg.work, is_asked=self.trail.question is not None)
+        parts = parts_of(prompt.pieces, prompt.tools, messages)
         estimated = sum(part.tokens for part in parts)
         return Context(
             parts=parts,
