@@ -48,6 +48,7 @@ from holdfast.stores.plan import Head
 from holdfast.stores.portable import message_draft
 from holdfast.stores.renewal import Renewal
 
+LARGE = ("tool.returned", "model.called")  # which may bring bytes, and then are never carried from agent to agent
 DECIDING = 600.0  # seconds for a condition or a strategy
 MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
 
@@ -379,13 +380,14 @@ class World:
                 self._limit_effects()
                 self.retained, self.at, self.more = done.retained, done.last, done.queued
                 self._number(drafts, done.first, done.at)
-            self._kept += drafts
+            self._kept += [draft for draft in drafts if not draft.blobs or draft.type not in LARGE]
             self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
             if leg is not None and any(draft.type == "model.replied" for draft in drafts):
                 leg.is_asking = False
             self._is_over = last
         if leg is not None:
             leg.left = []
+            leg.work.fresh = [(draft, message) for draft, message in leg.work.fresh if message.seq is None]
         if last:
             self.close()
         crashpoint("after record")
