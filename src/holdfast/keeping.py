@@ -95,17 +95,20 @@ class Keeping:
         """
         data = self._because(reason)
         store = self.store
+        called: list[Log] | None = None
         while True:
             self._checked_seq(seq, store.head(self._log).head)
             if store.event(self._log, seq).erased:  # a redaction that was cut short has its memories still to take
                 self._forget_memories({number: [seq] for number, _, _ in self._log.segments(seq, seq)})
             holder, burial = plan_redaction(store, self._log, seq)
+            gone_from = {number: [each for each, _ in stones] for number, stones in burial.tombs.items()}
+            if called is None:  # what lives elsewhere goes first; then it is planned anew, and carried out at once
+                called = _called_by(store, holder, [store.event(holder, each) for each in gone_from[holder.number]])
+                self._forget_memories(gone_from)
+                continue
             recorder = holder if holder.id else self._log  # a deleted session lives on in its forks
             burial.heads.setdefault(recorder.number, store.bare_head(recorder.number).head)
             record = {"seq": seq, **data, **burial.record(recorder)}
-            gone_from = {number: [each for each, _ in stones] for number, stones in burial.tombs.items()}
-            called = _called_by(store, holder, [store.event(self._log, each) for each in gone_from[holder.number]])
-            self._forget_memories(gone_from)
             try:
                 store.bury(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
             except Conflict:

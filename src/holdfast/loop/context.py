@@ -97,8 +97,10 @@ def sent_at(store: Store, log: Log, seq: int) -> Context:
     front = [message_of(store, log, row) for each in data.get("pinned", ()) for row in store.read(log, each, each)]
     history = [*front, *(item.message for item in reversed(items))]
     assert called.run is not None
-    own = shortened(_turn_at(store, log, called), data.get("shortened", 0))
-    parts = parts_of(pieces, tools, presented(repaired([*history, *own]), called.author, has_tools=bool(tools)))
+    seen, own = _turn_at(store, log, called)
+    whole = repaired([*history, *shortened([*seen, *own], data.get("shortened", 0))])
+    shown = presented(whole, called.author, has_tools=bool(tools), own=len(repaired(own)))
+    parts = parts_of(pieces, tools, shown)
     reported = _reported(store, log, called)
     estimated = sum(part.tokens for part in parts)
     return Context(
@@ -112,7 +114,7 @@ def sent_at(store: Store, log: Log, seq: int) -> Context:
     )
 
 
-def _turn_at(store: Store, log: Log, called: Event) -> list[Message]:
+def _turn_at(store: Store, log: Log, called: Event) -> tuple[list[Message], list[Message]]:
     """What a call was sent of its own turn: what its agent saw of the others, and its own."""
     trail = Trail(called.run or "")
     path = ""
@@ -121,7 +123,7 @@ def _turn_at(store: Store, log: Log, called: Event) -> list[Message]:
         trail.take(event.type, event.data, event.branch, message_of(store, log, rows[0]) if rows else None)
         if event.type == "agent.started" and event.branch == called.branch:
             path = event.data.get("path", "")
-    return [*trail.seen_by(path), *trail.legs[path].own]
+    return trail.seen_by(path), trail.legs[path].own
 
 
 def _first_of(store: Store, log: Log, called: Event) -> int:

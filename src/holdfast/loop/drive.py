@@ -113,6 +113,7 @@ def _run(leg: Leg, effect: RunCalls) -> Generator[StreamEvent, None, Ran]:
         draft = item[1]
         if len(outcome.stored) + 1 < len(effect.calls):
             world.record([draft], leg.path, last=False)
+            leg.answered(draft)
             outcome.stored.append(draft)
         else:
             outcome.left.append(draft)
@@ -221,6 +222,7 @@ async def _run_async(leg: Leg, effect: RunCalls, box: list[Any]) -> AsyncIterato
             draft = item[1]
             if len(outcome.stored) + 1 < len(effect.calls):
                 await off_thread(world.record, [draft], leg.path, last=False)
+                leg.answered(draft)
                 outcome.stored.append(draft)
             else:
                 outcome.left.append(draft)

@@ -199,6 +199,11 @@ class Leg:
             meter=lambda used: world.meter(call.id, used),
         )
 
+    def answered(self, draft: Draft) -> None:
+        """A result is stored while others are waited for: whatever ends the turn now, that call is not unknown."""
+        if draft.type == "tool.returned":
+            self.work.calls[draft.data["call_id"]].stored = True
+
     def refuse_stopped(self) -> None:
         if self.halted:
             raise TurnCancelled

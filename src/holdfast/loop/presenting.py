@@ -22,27 +22,28 @@ def has_others(messages: Sequence[Message], name: str | None) -> bool:
 
 
 def presented(
-    messages: Sequence[Message], name: str | None, *, has_tools: bool, is_asked: bool = True
+    messages: Sequence[Message], name: str | None, *, has_tools: bool, own: int = 0, is_asked: bool = True
 ) -> list[Message]:
-    """The messages as the agent of this name is shown them. Calls and results must be paired, as `repaired` has them.
-    An agent that is asked never has the last word: one that comes after itself is told to go on."""
-    is_shared = any(_is_told(each, name, has_tools) for each in messages)
-    found = _told(messages, name, has_tools) if is_shared else list(messages)
+    """The messages as the agent of this name is shown them; the last `own` ones are what it did itself in this turn,
+    and its question. Calls and results must be paired, as `repaired` has them. An agent that is asked never has the
+    last word: one that comes after itself is told to go on."""
+    theirs = [_is_told(message, name, has_tools) for message in messages[: len(messages) - own]] + [False] * own
+    found = _told(messages, theirs) if any(theirs) else list(messages)
     if is_asked and found and found[-1].role == "assistant" and not found[-1].tool_calls:
         found.append(Message.user(GO_ON))
     return found
 
 
-def _told(messages: Sequence[Message], name: str | None, has_tools: bool) -> list[Message]:
+def _told(messages: Sequence[Message], theirs: Sequence[bool]) -> list[Message]:
     found: list[Message] = []
-    theirs: dict[str, tuple[str, str]] = {}  # calls of others that wait for their result: who, and which tool
-    names = {message.author for message in messages if _is_told(message, name, has_tools)}
-    for message in messages:
-        if _is_told(message, name, has_tools):
-            theirs |= {call.id: (message.author, call.name) for call in message.tool_calls}
+    waiting: dict[str, tuple[str, str]] = {}  # calls of others that have no result yet: who, and which tool
+    names = {message.author for message, is_theirs in zip(messages, theirs, strict=True) if is_theirs}
+    for message, is_theirs in zip(messages, theirs, strict=True):
+        if is_theirs:
+            waiting |= {call.id: (message.author, call.name) for call in message.tool_calls}
             lines = _lines(message)
-        elif message.role == "tool" and any(_call_id(part) in theirs for part in message.parts):
-            lines = [line for part in message.parts for line in _result_line(part, theirs)]
+        elif message.role == "tool" and any(_call_id(part) in waiting for part in message.parts):
+            lines = [line for part in message.parts for line in _result_line(part, waiting)]
         elif message.role == "user" and _poses(message.text, names):
             lines = [_line("user", message.text)]
         else:
@@ -68,9 +69,10 @@ def _poses(text: str, names: set[str]) -> bool:
 
 
 def _is_told(message: Message, name: str | None, has_tools: bool) -> bool:
-    """Whether a message is told, and does not stand as it was. To one who has no tools no provider says that it has
-    called some, whoever that was."""
-    return _is_other(message, name) or (not has_tools and bool(message.tool_calls))
+    """Whether a message is told, and does not stand as it was: what others said; and calls that nobody signed, to one
+    who has no tools, because a provider does not take them from it."""
+    unsigned = message._author is None and bool(message.tool_calls)
+    return _is_other(message, name) or (unsigned and not has_tools)
 
 
 def _is_other(message: Message, name: str | None) -> bool:

@@ -118,9 +118,10 @@ class Prompt:
     def messages(self, work: Work, *, is_asked: bool = True) -> list[Message]:
         """The conversation as this agent is shown it. Always valid: no call without its result, whatever crashed or was
         pruned."""
-        own = shortened([*self._seen, *work.own], self._shortened)
-        whole = repaired([*self._history.messages, *own])
-        return presented(whole, self.settings.name, has_tools=bool(self.tools), is_asked=is_asked)
+        turn = shortened([*self._seen, *work.own], self._shortened)
+        whole = repaired([*self._history.messages, *turn])
+        own = len(repaired(work.own))
+        return presented(whole, self.settings.name, has_tools=bool(self.tools), own=own, is_asked=is_asked)
 
     def fit(self, work: Work) -> int:
         """Make the prompt fit: leave out the oldest history, then the oldest results of this turn. Returns about how

@@ -242,7 +242,7 @@ def loose_calls(work: Work) -> list[Draft]:
     return [
         _stamped(returned(work.run, call, UNKNOWN, is_error=True, effect=True, unknown=True), work)
         for call in work.unanswered
-        if call.intended
+        if call.intended and not call.stored
     ]
 
 

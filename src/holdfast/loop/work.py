@@ -19,6 +19,7 @@ class Call:
     arguments: dict[str, Any] | str
     intended: bool = False  # tool.called is stored: it may have started
     answered: bool = False
+    stored: bool = False  # its result is in the log, and is folded when the others have come
     requested: bool = False  # a person was asked
     decision: bool | None = None
     reason: str | None = None
