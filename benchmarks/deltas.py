@@ -20,7 +20,7 @@ from benchmarks.report import Figure, at_most
 from benchmarks.timing import Race, Scale, fastest, folder
 from holdfast import Agent, LanguageModel, Message, Session
 from holdfast.models import ModelRequest, openai
-from holdfast.models.codec import Endpoint
+from holdfast.models.endpoint import Endpoint
 from holdfast.stores import SQLiteStore
 from holdfast.stores.memory import MemoryStore
 

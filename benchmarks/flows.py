@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.report import Figure, at_most, duration
 from benchmarks.timing import Act, Scale, folder, places, race
 from holdfast import Agent, Session
-from holdfast.askable import Askable
+from holdfast.agent_base import Askable
 from holdfast.flow import LoopAgent, ParallelAgent, SequentialAgent
 from holdfast.stores import SQLiteStore
 from holdfast.stores.base import Store

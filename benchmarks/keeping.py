@@ -23,7 +23,7 @@ from benchmarks.timing import Act, Scale, clock, fastest, folder, places, race
 from benchmarks.turns import STRETCH, OurTurns, lengths
 from benchmarks.workload import history, turn
 from holdfast import Agent, LanguageModel, Session
-from holdfast.ids import Ids
+from holdfast.clock import Ids
 from holdfast.models import ModelRequest, call
 from holdfast.models.scripted import ScriptedCall
 from holdfast.stores import SQLiteStore

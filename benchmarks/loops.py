@@ -27,8 +27,8 @@ from benchmarks.workload import history, turn
 from holdfast import Agent, LanguageModel, Message, Session
 from holdfast.log import codec
 from holdfast.log.messages import Limits
-from holdfast.loop.prompt import WINDOW_SHARE
 from holdfast.models import ModelRequest, call
+from holdfast.prompt.history_window import WINDOW_SHARE
 from holdfast.stores import SQLiteStore
 from holdfast.stores.base import Store
 

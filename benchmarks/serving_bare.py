@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from holdfast.server.config import Config
-from holdfast.server.serve import bound, uvicorn_config
+from holdfast.server.process import bound, uvicorn_config
 
 app = FastAPI()
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from holdfast.entity import Entity
     from holdfast.flow.runner import Runner
     from holdfast.log.messages import File, Image, Message
-    from holdfast.loop.mcp import MCPServer
-    from holdfast.loop.response import Response
-    from holdfast.loop.tools import Interrupt, ToolContext, tool
     from holdfast.memory.keyword import KeywordMemoryService
+    from holdfast.memory.memory import Memory, VectorMemoryService
     from holdfast.models.base import Usage
     from holdfast.models.registry import LanguageModel
     from holdfast.policy.budget import Budget
-    from holdfast.remembering import Memory, VectorMemoryService
-    from holdfast.session import Session
+    from holdfast.session.session import Session
+    from holdfast.tools.mcp import MCPServer
+    from holdfast.tools.tool import Interrupt, ToolContext, tool
+    from holdfast.turn.response import Response
 
 __all__ = [
     "Agent",
@@ -49,19 +49,19 @@ _HOMES = {
     "Entity": "entity",
     "File": "log.messages",
     "Image": "log.messages",
-    "Interrupt": "loop.tools",
+    "Interrupt": "tools.tool",
     "KeywordMemoryService": "memory.keyword",
     "LanguageModel": "models.registry",
-    "MCPServer": "loop.mcp",
-    "Memory": "remembering",
+    "MCPServer": "tools.mcp",
+    "Memory": "memory.memory",
     "Message": "log.messages",
-    "Response": "loop.response",
+    "Response": "turn.response",
     "Runner": "flow.runner",
-    "Session": "session",
-    "ToolContext": "loop.tools",
+    "Session": "session.session",
+    "ToolContext": "tools.tool",
     "Usage": "models.base",
-    "VectorMemoryService": "remembering",
-    "tool": "loop.tools",
+    "VectorMemoryService": "memory.memory",
+    "tool": "tools.tool",
 }
 
 

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.askable import Askable
+from holdfast.agent_base import Askable
 from holdfast.errors import InvalidArgument
-from holdfast.loop.settings import Plan, Settings
-from holdfast.session import Session
+from holdfast.plan import Plan, Settings
+from holdfast.session.session import Session
 from holdfast.stores.base import Log, SessionStore, Store
-from holdfast.stores.opening import open_store
+from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
-    from holdfast.loop.output import OutputShape
-    from holdfast.loop.response import Response
-    from holdfast.loop.tools import Tool
+    from holdfast.memory.memory import Memory
     from holdfast.models.base import Model
-    from holdfast.remembering import Memory
+    from holdfast.schema.output import OutputShape
+    from holdfast.tools.tool import Tool
+    from holdfast.turn.response import Response
 
 
 class Agent(Askable):
@@ -158,8 +158,8 @@ def _transfers(agent: Agent) -> dict[str, Tool]:
 def _transfer(other: Askable) -> Tool:
     from dataclasses import replace
 
-    from holdfast.loop.presenting import TRANSFER
-    from holdfast.loop.tools import tool, tool_name
+    from holdfast.prompt.perspective import TRANSFER
+    from holdfast.tools.tool import tool, tool_name
 
     def hand_over(reason: str = "") -> str:
         """Hand the conversation over.
@@ -179,12 +179,12 @@ def _transfer(other: Askable) -> Tool:
 
 
 def _shape(schema: object) -> OutputShape:
-    from holdfast.loop.output import OutputShape
+    from holdfast.schema.output import OutputShape
 
     return OutputShape(schema)
 
 
 def _tools(given: object) -> dict[str, Tool]:
-    from holdfast.loop.tools import as_tools
+    from holdfast.tools.tool import as_tools
 
     return {tool.name: tool for tool in as_tools(given)}

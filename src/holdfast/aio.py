@@ -22,8 +22,8 @@ from holdfast import (
 )
 from holdfast.agent import Agent as _Agent
 from holdfast.flow.runner import Runner as _Runner
-from holdfast.remembering import Memory as _Memory
-from holdfast.session import Session as _Session
+from holdfast.memory.memory import Memory as _Memory
+from holdfast.session.session import Session as _Session
 from holdfast.stores.memory import MemoryStore
 
 __all__ = [

@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument, SessionBusy, SessionError, SessionExists, StoreError
 from holdfast.log.events import Draft
-from holdfast.log.ids import checked_id, checked_name
-from holdfast.loop.crossing import off_thread
+from holdfast.log.identifiers import checked_id, checked_name
 from holdfast.stores.base import Log, SessionStore, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
-from holdfast.stores.opening import open_store
-from holdfast.stores.renewal import Renewal
+from holdfast.stores.lease_renewal import Renewal
+from holdfast.stores.urls import open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__holdfast_read_only__"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.server.keys import find_key
+from holdfast.server.api_keys import find_key
 from holdfast.stores import SQLiteStore
 
 

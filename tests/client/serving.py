@@ -11,7 +11,7 @@ from typing import Any, Self
 from holdfast import Agent
 from holdfast.server.app import Server, create_app
 from holdfast.server.config import Config
-from holdfast.server.serve import DrainingServer, bound, uvicorn_config
+from holdfast.server.process import DrainingServer, bound, uvicorn_config
 from holdfast.stores.base import Store
 
 TOKEN = "a-token-for-tests-only"

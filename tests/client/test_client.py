@@ -35,11 +35,11 @@ from holdfast.errors import (
     Unauthorized,
 )
 from holdfast.log.events import Event
-from holdfast.loop.context import Context
-from holdfast.memory.base import Source
+from holdfast.memory.service import Source
 from holdfast.models.base import Usage
 from holdfast.stores import SQLiteStore
 from holdfast.testing import call, error
+from holdfast.turn.sent_context import Context
 
 
 @tool(approval="always")
@@ -295,7 +295,7 @@ def test_bad_patience_is_refused(options: dict[str, Any]) -> None:
 
 
 def test_a_key_of_a_user_sees_its_own(serving: Serving, store: SQLiteStore, client: Client) -> None:
-    from holdfast.server.keys import create_key
+    from holdfast.server.api_keys import create_key
 
     client.session("of bob", user_id="bob")
     key, _ = create_key(store, user="alice", role="write")
@@ -377,7 +377,7 @@ async def test_many_at_once(async_client: AsyncClient, serving: Serving) -> None
 
 
 def test_a_conflict_is_a_conflict(client: Client) -> None:
-    from holdfast.client.calls import put
+    from holdfast.client.requests import put
 
     session = client.session("s", state={"a": 1})
     with pytest.raises(Conflict):
@@ -385,7 +385,7 @@ def test_a_conflict_is_a_conflict(client: Client) -> None:
 
 
 def test_a_code_that_this_version_does_not_know_is_kept() -> None:
-    from holdfast.client.faults import fault_of
+    from holdfast.client.errors import fault_of
 
     found = fault_of({"error": "later", "code": "of_tomorrow"}, 418)
     assert type(found) is AgentError

@@ -11,7 +11,7 @@ from holdfast import Memory, Session
 from holdfast.client.facts import AsyncRemoteFacts, RemoteFacts
 from holdfast.client.memory import AsyncRemoteMemory, RemoteMemory
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
-from holdfast.facts import Facts
+from holdfast.session.facts import Facts
 
 # What belongs to where sessions are kept: a client opens, lists and imports.
 OF_THE_STORE = {"store", "open", "list", "import_", "from_dict", "erase_user"}

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.client.calls import post
-from holdfast.client.telling import LogTail, RunTail
+from holdfast.client.requests import post
+from holdfast.client.stream import LogTail, RunTail
 from holdfast.errors import BudgetExceeded, TurnFailed
 from holdfast.log.messages import Text, ToolCall
-from holdfast.loop.stream import ContentBlockStart, MessageStart, ToolReturned, TurnDone
 from holdfast.models.base import TextDelta, Usage
+from holdfast.turn.stream_events import ContentBlockStart, MessageStart, ToolReturned, TurnDone
 
 USAGE = {"input_tokens": 3, "output_tokens": 2}
 ANSWER = {"response": "Hello", "tool_calls": [], "usage": USAGE, "steps": 1, "run_id": "r", "status": "finished"}

@@ -11,7 +11,7 @@ import pytest
 
 from crash.workload import World, steps
 from holdfast import Message, Session
-from holdfast.ids import arm
+from holdfast.clock import arm
 from holdfast.stores import PostgresStore
 from holdfast.testing.crash import Child
 from kit.postgres import PostgresServer

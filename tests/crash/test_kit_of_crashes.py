@@ -9,7 +9,7 @@ from itertools import count
 
 import pytest
 
-from holdfast.ids import arm, crashpoint
+from holdfast.clock import arm, crashpoint
 from holdfast.testing.crash import Child, Point, crash_points, dying
 
 

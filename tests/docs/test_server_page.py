@@ -10,7 +10,7 @@ from fastapi.routing import iter_route_contexts
 from holdfast.server.app import Server, create_app
 from holdfast.server.auth import permission_of
 from holdfast.server.config import Config, settings_table
-from holdfast.server.frames import RUN_STREAM
+from holdfast.server.schemas.stream_frames import RUN_STREAM
 from holdfast.stores import MemoryStore
 
 TEXT = (Path(__file__).parents[2] / "docs" / "server.md").read_text()

@@ -17,9 +17,9 @@ from fastapi import FastAPI
 from holdfast.server import errors
 from holdfast.server.auth import Gate
 from holdfast.server.config import Config
-from holdfast.server.guard import Guard
-from holdfast.server.limits import Limits
+from holdfast.server.http.middleware import Guard
 from holdfast.server.metrics import Metrics
+from holdfast.server.rate_limits import Limits
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 

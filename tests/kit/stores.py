@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from holdfast.stores.documents import DocumentStore
+from holdfast.stores.document_store import DocumentStore
 from kit.documents import DictStore
 
 names = itertools.count()

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from holdfast import Memory, Message, Session, VectorMemoryService
+from holdfast.clock import arm
 from holdfast.errors import InvalidArgument
-from holdfast.ids import arm
-from holdfast.memory.shelf import Shelf
+from holdfast.memory.memory_log import Shelf
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 
 WRITER = """
 import sys
 from holdfast import Memory, Session
-from holdfast.stores.opening import open_store
+from holdfast.stores.urls import open_store
 url, writer = sys.argv[1:]
 store = open_store(url)
 memory = Memory(store=store, user_id="alice")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast import Agent, Memory, Message, Session, tool
 from holdfast.errors import AgentError
-from holdfast.memory.heuristics import slug, statements
+from holdfast.memory.statements import slug, statements
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from holdfast.testing.contract import together
@@ -163,7 +163,7 @@ def test_a_model_that_fails_leaves_nothing_and_it_can_be_tried_again(store: Stor
 
 
 def test_a_long_conversation_is_read_in_portions(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast import ingesting
+    from holdfast.memory import ingestion as ingesting
 
     monkeypatch.setattr(ingesting, "PORTION", 50)
     monkeypatch.setattr(ingesting, "SMALLEST", 10)
@@ -187,7 +187,7 @@ def test_two_who_learn_from_one_session_keep_it_once(store: Store) -> None:
     for n in range(5):
         session.add_message(Message.user(f"Remember that ruby{n} is number {n}."))
     together(*[lambda: Memory(store=store).ingest_from_session(session) for _ in range(4)])
-    from holdfast.memory.shelf import Shelf
+    from holdfast.memory.memory_log import Shelf
 
     log = Shelf(store, "alice", None).find()
     assert log is not None

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast import KeywordMemoryService, Memory, Session, VectorMemoryService, aio
+from holdfast.clock import FixedIds
 from holdfast.errors import InvalidArgument, LimitExceeded
-from holdfast.ids import FixedIds
-from holdfast.memory.shelf import Shelf
+from holdfast.memory.memory_log import Shelf
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from holdfast.testing.contract import together

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Agent, Memory, Session, ToolContext, VectorMemoryService
-from holdfast.memory.base import Source
+from holdfast.memory.service import Source
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from memory.toys import Meaning, keys

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import KeywordMemoryService, Memory, VectorMemoryService
-from holdfast.ids import FixedIds
+from holdfast.clock import FixedIds
 from holdfast.log.events import Event
-from holdfast.log.names import names_of
-from holdfast.memory.shelf import Shelf
+from holdfast.log.named_values import names_of
+from holdfast.memory.memory_log import Shelf
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Log, Store
-from holdfast.stores.documents import DocumentStore
+from holdfast.stores.document_store import DocumentStore
 from kit.documents import DictStore
 from kit.stores import tables_of
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, Memory, Message, Session, VectorMemoryService
+from holdfast.clock import arm
 from holdfast.errors import InvalidArgument, SessionHeld
-from holdfast.ids import arm
-from holdfast.memory.base import Source
-from holdfast.memory.shelf import Shelf
+from holdfast.memory.memory_log import Shelf
+from holdfast.memory.service import Source
 from holdfast.stores import SQLiteStore
 from holdfast.stores.base import Store
 from memory.toys import keys
@@ -228,7 +228,7 @@ def test_a_redaction_that_was_cut_short_is_finished_by_asking_again(store: Store
     memory = Memory(store=store)
     memory.ingest_from_session(session)
     from holdfast.log.events import Draft
-    from holdfast.stores.erasing import plan_redaction
+    from holdfast.stores.erasure import plan_redaction
 
     holder, burial = plan_redaction(store, session._log, 2)  # as a process that died right after it would leave it
     store.bury(holder, [Draft(type="event.redacted", data={"seq": 2, "reason": "r", **burial.record(holder)})], burial)

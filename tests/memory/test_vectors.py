@@ -10,7 +10,7 @@ import pytest
 from holdfast import Memory, VectorMemoryService
 from holdfast.errors import InvalidArgument, ProviderUnavailable
 from holdfast.memory import ngrams, vector
-from holdfast.memory.shelf import Shelf
+from holdfast.memory.memory_log import Shelf
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from memory.toys import Meaning, keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.log.words import stems
+from holdfast.log.search_words import stems
 
 MEANINGS = (
     ("migrain", "headach", "pain", "head"),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.ids import FixedIds
+from holdfast.clock import FixedIds
 from holdfast.models import Done, LanguageModel, ModelEvent, ModelRequest
 from models.server import Provider
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import BadResponse, InvalidArgument, StreamTruncated
 from holdfast.log.messages import File, Image, Message, Text, Thinking, ToolCall
 from holdfast.models import Done, ModelRequest, ToolSpec, anthropic
-from holdfast.models.codec import Endpoint
+from holdfast.models.endpoint import Endpoint
 from models.frames import Say, data
 
 MODEL = "claude-sonnet-5"

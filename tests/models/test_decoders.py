@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import BadResponse, ProviderError, ProviderUnavailable, RateLimited, StreamTruncated
 from holdfast.log.messages import Message
 from holdfast.models import Done, ModelEvent, ModelRequest, anthropic, openai
-from holdfast.models.codec import Decoder, Endpoint
+from holdfast.models.endpoint import Decoder, Endpoint
 from holdfast.models.sse import Corrupt, Frames
 from models.frames import Say, data
 

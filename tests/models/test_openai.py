@@ -11,7 +11,7 @@ from holdfast.errors import InvalidArgument, NotJSON, ProviderUnavailable, Reque
 from holdfast.log.messages import File, Image, Message, Text, Thinking, ToolCall
 from holdfast.models import Done, ModelRequest, ToolSpec, openai
 from holdfast.models.base import UNKNOWN_OUTCOME
-from holdfast.models.codec import Dialect, Endpoint
+from holdfast.models.endpoint import Dialect, Endpoint
 from holdfast.models.registry import PROVIDERS
 from models.frames import Say, data
 

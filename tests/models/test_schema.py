@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, Field
 
-from holdfast.models.schema import closed, is_strict, schema_name
+from holdfast.models.strict_schema import closed, is_strict, schema_name
 
 
 class Inner(BaseModel):

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from holdfast.log.messages import File, Image, Message, Thinking, ToolCall
 from holdfast.models import LanguageModel, ModelRequest, ToolSpec, anthropic, openai
-from holdfast.models.codec import Endpoint
+from holdfast.models.endpoint import Endpoint
 from models.conftest import KEY, last
 from models.frames import Say
 from models.server import Provider, failing

@@ -12,7 +12,7 @@ import pytest
 from holdfast.errors import AgentError, InvalidArgument, ProviderError
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, ModelRequest
-from holdfast.models.faults import quoted
+from holdfast.models.provider_errors import quoted
 from models.conftest import KEY, Ask, Sleepless
 from models.frames import Say, data
 from models.server import Answer, Provider, broken, corrupt, erring, failing

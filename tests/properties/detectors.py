@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from holdfast import Agent, Message, Session
+from holdfast.clock import FixedIds, arm
 from holdfast.errors import (
     AgentError,
     Conflict,
@@ -25,14 +26,13 @@ from holdfast.errors import (
     ViewChanged,
     WrongKey,
 )
-from holdfast.ids import FixedIds, arm
 from holdfast.log import chain, codec
 from holdfast.log.events import SALT, Draft, Row
-from holdfast.loop.cutting import plan_cut
 from holdfast.policy.pruning import strategy_of
+from holdfast.prompt.compaction import plan_cut
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from holdfast.stores.erasing import plan_redaction
+from holdfast.stores.erasure import plan_redaction
 from holdfast.stores.lease import Claim, holder
 from holdfast.testing import error
 from holdfast.testing.powerloss import survey

@@ -17,13 +17,8 @@ from itertools import count
 from typing import Any
 
 from holdfast import Agent, File, Message, Session, ToolContext, tool
-from holdfast.errors import (
-    AgentError,
-    ImmutableSession,
-    LifecycleError,
-    SessionHeld,
-)
-from holdfast.ids import FixedIds
+from holdfast.clock import FixedIds
+from holdfast.errors import AgentError, ImmutableSession, LifecycleError, SessionHeld
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.view import View, fold
 from holdfast.models.base import ModelRequest, repaired

@@ -10,12 +10,12 @@ from typing import Any
 
 from holdfast.log.events import MESSAGE_TYPES, Event, message_data
 from holdfast.log.messages import from_data
-from holdfast.log.names import NAMED_FIELDS, names_of, value_of
+from holdfast.log.named_values import NAMED_FIELDS, names_of, value_of
+from holdfast.log.search_words import words
 from holdfast.log.view import View
-from holdfast.log.words import words
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
+from holdfast.stores.append import MAINTENANCE
 from holdfast.stores.base import Log, Store
-from holdfast.stores.plan import MAINTENANCE
 
 CACHES = ("snapshots", "words", "indexed")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import File, Image, Message, Session
+from holdfast.clock import FixedIds
 from holdfast.errors import AgentError, SessionBusy
-from holdfast.ids import FixedIds
 from holdfast.log.events import Event
 from holdfast.log.messages import Text, Thinking, ToolCall
 from holdfast.log.view import View

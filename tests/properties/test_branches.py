@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.log.paths import inside, place
+from holdfast.log.flow_paths import inside, place
 from holdfast.log.view import View, cut, view_of
-from holdfast.loop.trail import Trail
+from holdfast.turn.progress import Trail
 
 RUN = "r"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.log import chain, codec
 from holdfast.log.events import Draft, Event, Row
-from holdfast.log.tombs import tomb
+from holdfast.log.tombstones import tomb
 from properties.values import objects, texts
 
 ORIGIN = "origin"

@@ -9,8 +9,8 @@ import pytest
 
 from holdfast import Message, Session
 from holdfast.errors import ViewChanged
-from holdfast.loop.cutting import plan_cut
 from holdfast.policy.pruning import strategy_of
+from holdfast.prompt.compaction import plan_cut
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.base import Store
 from properties.keeping import History, Wrong

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.stores import MemoryStore, SQLiteStore, plan
+from holdfast.stores import MemoryStore, SQLiteStore
+from holdfast.stores import append as plan
 from properties.game import Game
 from properties.rebuild import complaints, complaints_without_caches
 

@@ -20,7 +20,7 @@ from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from holdfast.stores.documents import DocumentStore
+from holdfast.stores.document_store import DocumentStore
 from properties.families import left_over
 
 STARTED, FINISHED = Draft(type="turn.started", run="r"), Draft(type="turn.finished", run="r")

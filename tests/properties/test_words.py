@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 
-from holdfast.log.words import stems, telling, words
+from holdfast.log.search_words import stems, telling, words
 from properties.values import texts
 
 

@@ -27,10 +27,10 @@ import psycopg
 from click.testing import CliRunner
 
 from holdfast import Agent, File, Message, Session, tool
-from holdfast.archive import read_jsonl
 from holdfast.cli.main import main as command
 from holdfast.errors import AgentError
 from holdfast.log.events import COMMITMENT
+from holdfast.session.export import read_jsonl
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.testing import call

@@ -26,8 +26,8 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast import Agent, Response, Session, tool
+from holdfast.clock import FixedIds
 from holdfast.errors import AgentError, ProviderUnavailable
-from holdfast.ids import FixedIds
 from holdfast.models import LanguageModel
 from holdfast.models.base import ModelEvent, ModelRequest
 from holdfast.models.scripted import ScriptedModel

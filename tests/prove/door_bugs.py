@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
-from holdfast.server.strict import StrictRoute
+from holdfast.server.http.strict_routes import StrictRoute
 from prove.browsers import Siege, attempts, welcome
 from prove.crashes import scratch
 from prove.house import SHARED, TOKEN, Caller, House, canary

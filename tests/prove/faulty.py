@@ -16,8 +16,8 @@ from typing import Any
 import apsw
 
 from holdfast import File, Message, Session
+from holdfast.clock import arm
 from holdfast.errors import StoreError
-from holdfast.ids import arm
 from holdfast.log.events import Draft
 from holdfast.log.messages import Limits
 from holdfast.stores import PostgresStore, SQLiteStore

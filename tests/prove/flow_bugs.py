@@ -12,9 +12,9 @@ from random import Random
 from typing import Any
 
 from holdfast import Agent, Budget, Memory, Session, tool
+from holdfast.clock import FixedIds
 from holdfast.errors import AgentError, BudgetExceeded, ProviderUnavailable
 from holdfast.flow import LoopAgent, ParallelAgent, Router, SequentialAgent
-from holdfast.ids import FixedIds
 from holdfast.models.base import ModelRequest
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.testing import call, error

@@ -20,7 +20,7 @@ from typing import Any
 
 from crash.workload import settle
 from holdfast import Agent, Session, ToolContext, tool
-from holdfast.askable import Askable
+from holdfast.agent_base import Askable
 from holdfast.flow import LoopAgent, ParallelAgent, Router, SequentialAgent
 from holdfast.log.events import Event
 from holdfast.models.base import ModelRequest

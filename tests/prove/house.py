@@ -26,11 +26,11 @@ from typing import Any, Self
 import apsw
 
 from holdfast import Memory, Message, Session
+from holdfast.server.agent_catalog import Catalog
+from holdfast.server.api_keys import ROLES, Role, create_key, revoke_key
 from holdfast.server.app import Server, create_app
-from holdfast.server.catalog import Catalog
 from holdfast.server.config import Config
-from holdfast.server.keys import ROLES, Role, create_key, revoke_key
-from holdfast.server.serve import DrainingServer, bound, uvicorn_config
+from holdfast.server.process import DrainingServer, bound, uvicorn_config
 from holdfast.stores import SQLiteStore
 from holdfast.stores.base import Store
 from prove.house_app import helper

@@ -19,8 +19,8 @@ from typing import Any
 
 from crash.workload import damage, difference, settle
 from holdfast import Agent, File, Message, Session, tool
+from holdfast.clock import Ids
 from holdfast.errors import AgentError, TurnOpen, WrongKey
-from holdfast.ids import Ids
 from holdfast.log.events import Event
 from holdfast.models.base import ModelRequest, repaired
 from holdfast.stores import PostgresStore, SQLiteStore

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.ids import FixedIds
+from holdfast.clock import FixedIds
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
-from holdfast.stores import plan as planning
+from holdfast.stores import append as planning
 from holdfast.stores.base import Store
 from kit.postgres import PostgresServer
 from kit.proxy import PostgresProxy

@@ -53,22 +53,22 @@ def mutant(name: str, detector: str, *edits: tuple[str, str, str]) -> Mutant:
 
 
 MUTANTS = (
-    mutant("no fence", "game", ("stores.plan", "asked.epoch is not None and asked.epoch != epoch", "False")),
-    mutant("no head check", "game", ("stores.plan", "is not None and asked.expected != before.head", "is ...")),
+    mutant("no fence", "game", ("stores.append", "asked.epoch is not None and asked.epoch != epoch", "False")),
+    mutant("no head check", "game", ("stores.append", "is not None and asked.expected != before.head", "is ...")),
     mutant("no key check", "game", ("stores.sqlite", "if asked.once is not None:", "if False:")),
-    mutant("a key taken for other content", "game", ("stores.plan", "if not same:", "if False:")),
-    mutant("a lease that anybody may take", "game", ("stores.plan", "lease is not None and lease.alive", "False")),
+    mutant("a key taken for other content", "game", ("stores.append", "if not same:", "if False:")),
+    mutant("a lease that anybody may take", "game", ("stores.append", "lease is not None and lease.alive", "False")),
     mutant(
         "acknowledged before COMMIT",
         "power",
-        ("stores.sqlite_file", 'db.execute("COMMIT")\n                crashpoint', "crashpoint"),
+        ("stores.sqlite_connections", 'db.execute("COMMIT")\n                crashpoint', "crashpoint"),
         (
-            "stores.sqlite_file",
+            "stores.sqlite_connections",
             'db.execute("BEGIN IMMEDIATE")\n            try',
             'db.in_transaction and db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE")\n            try',
         ),
     ),
-    mutant("NORMAL instead of FULL", "power", ("stores.sqlite_file", "synchronous=FULL", "synchronous=NORMAL")),
+    mutant("NORMAL instead of FULL", "power", ("stores.sqlite_connections", "synchronous=FULL", "synchronous=NORMAL")),
     mutant("tenants not told apart", "tenants", ("stores.sqlite", "WHERE l.tenant = ?", "WHERE (1 OR l.tenant = ?)")),
     mutant("tenants not told apart in lists", "tenants", ("stores.sqlite", '["s.tenant = ?"]', '["s.tenant <> ?"]')),
     mutant(
@@ -77,20 +77,22 @@ MUTANTS = (
         ("log.chain", "sha256(hash + top", "sha256(top"),
         ("log.chain", "sha256(previous + top", "sha256(top"),
     ),
-    mutant("the same salt for all", "salts", ("stores.plan", "salts=random(", "salts=bytes(")),
+    mutant("the same salt for all", "salts", ("stores.append", "salts=random(", "salts=bytes(")),
     mutant(
         "a fork that sees what its parent did later",
         "game",
         ("stores.base", "lo, hi = max(first, start), min(last, end)", "lo, hi = max(first, start), last"),
     ),
-    mutant("a rewind that forgets the state", "game", ("session", '"state": changed', '"state": {}')),
-    mutant("half of a refused job kept", "group", ("stores.sqlite_file", 'db.execute("ROLLBACK TO job")', "pass")),
+    mutant("a rewind that forgets the state", "game", ("session.session", '"state": changed', '"state": {}')),
+    mutant(
+        "half of a refused job kept", "group", ("stores.sqlite_connections", 'db.execute("ROLLBACK TO job")', "pass")
+    ),
     mutant(
         "one broken job breaks the others",
         "group",
-        ("stores.sqlite_file", "job.run(db)\n        except Exception", "job.run(db)\n        except KeyError"),
+        ("stores.sqlite_connections", "job.run(db)\n        except Exception", "job.run(db)\n        except KeyError"),
     ),
-    mutant("a view that is not folded", "game", ("stores.plan", "folded.apply(row.seq", "(lambda *_: None)(row.seq")),
+    mutant("a view that is not folded", "game", ("stores.append", "folded.apply(row.seq", "(lambda *_: None)(row.seq")),
     mutant(
         "PostgreSQL appends without looking at the head",
         "rivals",
@@ -129,9 +131,9 @@ MUTANTS = (
     mutant(
         "marks that miss outside messages",
         "rebuild",
-        ("stores.plan", "or (busy and draft.type in MESSAGE_TYPES)", ""),
+        ("stores.append", "or (busy and draft.type in MESSAGE_TYPES)", ""),
     ),
-    mutant("names that a rewind does not move", "rebuild", ("log.names", '== "view.rewound":', '== "never":')),
+    mutant("names that a rewind does not move", "rebuild", ("log.named_values", '== "view.rewound":', '== "never":')),
     mutant("NaN is JSON", "text", ("log.codec", "value != value or", "False and")),
     mutant(
         "text cut at NUL",
@@ -172,7 +174,7 @@ MUTANTS = (
         "a held session can be deleted",
         "guards",
         (
-            "stores.plan",
+            "stores.append",
             'if view.held:\n        raise SessionHeld("delete"',
             'if False:\n        raise SessionHeld("delete"',
         ),
@@ -181,16 +183,16 @@ MUTANTS = (
         "a held session can be erased",
         "guards",
         (
-            "stores.erasing",
+            "stores.erasure",
             'if view_of(head.view).held:\n        raise SessionHeld("erase"',
             'if False:\n        raise SessionHeld("erase"',
         ),
     ),
-    mutant("immutable is but a word", "guards", ("stores.plan", "return view.immutable and (", "return False and (")),
+    mutant("immutable is but a word", "guards", ("stores.append", "return view.immutable and (", "return False and (")),
     mutant(
         "an immutable session can be kept for less",
         "guards",
-        ("stores.plan", 'if shorter or not draft.data.get("immutable"):', "if False:"),
+        ("stores.append", 'if shorter or not draft.data.get("immutable"):', "if False:"),
     ),
     mutant(
         "the sweep purges what was used meanwhile",
@@ -202,7 +204,7 @@ MUTANTS = (
         "guards",
         ("policy.retention", "if standing.running:", "if False:"),
         (
-            "stores.plan",
+            "stores.append",
             "if lease is not None and lease.alive:\n        raise SessionBusy(id",
             "if False:\n        raise SessionBusy(id",
         ),
@@ -218,8 +220,8 @@ MUTANTS = (
     mutant(
         "a sealed payload opens anywhere",
         "sealed",
-        ("stores.keys", "key.seal(row.body, context(number, row.seq))", 'key.seal(row.body, b"")'),
-        ("stores.keys", "key.open(row.body, context(number, row.seq))", 'key.open(row.body, b"")'),
+        ("stores.encrypted_rows", "key.seal(row.body, context(number, row.seq))", 'key.seal(row.body, b"")'),
+        ("stores.encrypted_rows", "key.open(row.body, context(number, row.seq))", 'key.open(row.body, b"")'),
     ),
     mutant(
         "the old master key still opens the store",
@@ -236,22 +238,26 @@ MUTANTS = (
         "remains",
         ("stores.sqlite", "db.executemany(BURY_ONCE,", "(lambda *_: None)(BURY_ONCE,"),
     ),
-    mutant("freed pages keep their text", "remains", ("stores.sqlite_file", "secure_delete=ON", "secure_delete=OFF")),
+    mutant(
+        "freed pages keep their text", "remains", ("stores.sqlite_connections", "secure_delete=ON", "secure_delete=OFF")
+    ),
     mutant(
         "summaries keep what was redacted",
         "histories",
-        ("stores.erasing", "erased += _summaries_over(store, one, seq, seq)", "pass"),
+        ("stores.erasure", "erased += _summaries_over(store, one, seq, seq)", "pass"),
     ),
     mutant(
         "copies keep what was redacted",
         "histories",
-        ("stores.erasing", "if event.run is not None:\n        found +=", "if False:\n        found +="),
+        ("stores.erasure", "if event.run is not None:\n        found +=", "if False:\n        found +="),
     ),
-    mutant("a prune makes a session live longer", "histories", ("stores.plan", "else before.updated_at,", "else at,")),
+    mutant(
+        "a prune makes a session live longer", "histories", ("stores.append", "else before.updated_at,", "else at,")
+    ),
     mutant(
         "an undo forgets what came later",
         "histories",
-        ("pruning", "for first, last in later:", "for first, last in ():"),
+        ("session.pruning", "for first, last in later:", "for first, last in ():"),
     ),
     mutant(
         "a prune parts a call from its result",
@@ -264,7 +270,7 @@ MUTANTS = (
     mutant(
         "a prompt that is too long is sent for ever",
         "too long",
-        ("loop.drive", "for again in (True, False):", "for again in iter(lambda: True, None):"),
+        ("turn.drivers", "for again in (True, False):", "for again in iter(lambda: True, None):"),
     ),
     mutant(
         "a queued message is shown at once",
@@ -305,7 +311,7 @@ MUTANTS = (
         "a key names another run each time",
         "queues",
         (
-            "worker.runs",
+            "worker.run_pool",
             "run = store.ids.new() if self.once is None else run_of_key(log, self.once)",
             "run = store.ids.new()",
         ),
@@ -313,17 +319,17 @@ MUTANTS = (
     mutant(
         "a cancelled turn may go on writing",
         "cancelling",
-        ("worker.runs", 'fence = {"epoch": head.epoch, "claim": claim, "release": True}', "fence = {}"),
+        ("worker.run_pool", 'fence = {"epoch": head.epoch, "claim": claim, "release": True}', "fence = {}"),
     ),
     mutant(
         "a turn is begun anew, not taken up",
         "takeovers",
-        ("worker.runs", "is_open = turn is not None and turn.run == run", "is_open = False"),
+        ("worker.run_pool", "is_open = turn is not None and turn.run == run", "is_open = False"),
     ),
     mutant(
         "what is not finished is not given back",
         "takeovers",
-        ("worker.runs", "_give_up(running.world)", "pass"),
+        ("worker.run_pool", "_give_up(running.world)", "pass"),
     ),
     mutant(
         "deltas come before their event",
@@ -333,35 +339,39 @@ MUTANTS = (
     mutant(
         "Last-Event-ID is not looked at",
         "telling",
-        ("server.stream", "if text is None or not text.strip():", "if True:"),
+        ("server.event_stream", "if text is None or not text.strip():", "if True:"),
     ),
     mutant(
         "the last event is told again",
         "telling",
-        ("server.stream", "(item.seq, item.n) <= (seq, n)", "(item.seq, item.n) < (seq, n)"),
-        ("server.stream", "(item.seq, item.n) > (seq, n)", "(item.seq, item.n) >= (seq, n)"),
+        ("server.event_stream", "(item.seq, item.n) <= (seq, n)", "(item.seq, item.n) < (seq, n)"),
+        ("server.event_stream", "(item.seq, item.n) > (seq, n)", "(item.seq, item.n) >= (seq, n)"),
     ),
     mutant(
         "one who comes from another server is told again",
         "telling",
-        ("server.stream", "if items[0].seq <= seq:", "if False:"),
+        ("server.event_stream", "if items[0].seq <= seq:", "if False:"),
     ),
     mutant(
         "a reply is told again in silence",
         "cut streams",
-        ("server.stream", "if self._n or not self._sure or not self.has_begun:", "if False:"),
+        ("server.event_stream", "if self._n or not self._sure or not self.has_begun:", "if False:"),
     ),
     mutant(
         "deltas are told again in silence",
         "cut streams",
-        ("server.stream", "if not self._n and not self.has_begun:", "if False:"),
+        ("server.event_stream", "if not self._n and not self.has_begun:", "if False:"),
     ),
     mutant(
-        "any Host will do", "pages", ("server.sites", "found is None or found[0] not in self._names", "found is None")
+        "any Host will do",
+        "pages",
+        ("server.http.origins", "found is None or found[0] not in self._names", "found is None"),
     ),
-    mutant("any Origin will do", "pages", ("server.sites", "if not is_configured and (len(", "if False and (len(")),
-    mutant("any site will do", "pages", ("server.sites", "sites is not None and not is_configured", "False")),
-    mutant("a form is taken for JSON", "pages", ("server.guard", "and not _is_json(kinds)", "and False")),
+    mutant(
+        "any Origin will do", "pages", ("server.http.origins", "if not is_configured and (len(", "if False and (len(")
+    ),
+    mutant("any site will do", "pages", ("server.http.origins", "sites is not None and not is_configured", "False")),
+    mutant("a form is taken for JSON", "pages", ("server.http.middleware", "and not _is_json(kinds)", "and False")),
     mutant(
         "a key opens every tenant",
         "strangers",
@@ -375,23 +385,23 @@ MUTANTS = (
     mutant(
         "a list shows everybody's",
         "strangers",
-        ("server.sessions", "owner = who.owner(checked_owner(", "owner = (checked_owner("),
+        ("server.routes.sessions", "owner = who.owner(checked_owner(", "owner = (checked_owner("),
     ),
     mutant(
         "anybody's session can be compared with",
         "strangers",
         (
-            "server.forks",
+            "server.routes.forks",
             ".compare(who.open(other))",
             ".compare(type(who.open(session_id)).open(other, store=who.store))",
         ),
     ),
-    mutant("a revoked key works", "strangers", ("server.keys", "return self.revoked_at is None and (", "return (")),
-    mutant("an expired key works", "strangers", ("server.keys", "or now < self.expires_at)", "or True)")),
+    mutant("a revoked key works", "strangers", ("server.api_keys", "return self.revoked_at is None and (", "return (")),
+    mutant("an expired key works", "strangers", ("server.api_keys", "or now < self.expires_at)", "or True)")),
     mutant(
         "half a key is enough",
         "strangers",
-        ("server.keys", "return info if hmac.compare_digest(", "return info if True or hmac.compare_digest("),
+        ("server.api_keys", "return info if hmac.compare_digest(", "return info if True or hmac.compare_digest("),
     ),
     mutant(
         "who may read may write",
@@ -402,76 +412,80 @@ MUTANTS = (
     mutant(
         "two users share their keys for requests",
         "strangers",
-        ("server.answers", "codec.encode([who.user, ", "codec.encode([None, "),
+        ("server.idempotency", "codec.encode([who.user, ", "codec.encode([None, "),
     ),
     mutant(
         "what all share is anybody's to write",
         "strangers",
-        ("server.state", 'if scope == "app" and who.user is not None', "if False"),
+        ("server.routes.state", 'if scope == "app" and who.user is not None', "if False"),
     ),
     mutant(
         "a route is open unless it is closed",
         "holes",
-        ("server.strict", "if permission is None:", "if False:"),
+        ("server.http.strict_routes", "if permission is None:", "if False:"),
     ),
     mutant(
         "a session works wherever it likes",
         "jail",
-        ("server.making", "if real is None or not any(", "if real is None or False and not any("),
+        ("server.new_resources", "if real is None or not any(", "if real is None or False and not any("),
     ),
     mutant(
         "a head may come for ever",
         "patience",
-        ("server.heads", "self._timer = self.loop.call_later(SECONDS, self._late)", "pass"),
+        ("server.http.header_limits", "self._timer = self.loop.call_later(SECONDS, self._late)", "pass"),
     ),
     mutant(
         "a head may be as long as it likes",
         "patience",
-        ("server.heads", "if self._size > LONGEST:", "if False:"),
-        ("server.heads", "if self._fields > LONGEST:", "if False:"),
+        ("server.http.header_limits", "if self._size > LONGEST:", "if False:"),
+        ("server.http.header_limits", "if self._fields > LONGEST:", "if False:"),
     ),
     # -- several agents, and memory
-    mutant("an agent that is over is asked again", "flows", ("loop.walk", "work is not None and work.over", "False")),
-    mutant("a call of an agent is nobody's", "flows", ("askable", "idempotent=True, timeout", "timeout")),
+    mutant(
+        "an agent that is over is asked again", "flows", ("turn.flow_loop", "work is not None and work.over", "False")
+    ),
+    mutant("a call of an agent is nobody's", "flows", ("agent_base", "idempotent=True, timeout", "timeout")),
     mutant(
         "a called agent has another session each time",
         "flows",
-        ("log.ids", "sha256(key.encode())", "sha256(f\"{id(key)}{__import__('os').getpid()}\".encode())"),
+        ("log.identifiers", "sha256(key.encode())", "sha256(f\"{id(key)}{__import__('os').getpid()}\".encode())"),
     ),
-    mutant("a resumed flow sees nothing of itself", "flows", ("loop.trail", "place(each) < here and", "False and")),
+    mutant("a resumed flow sees nothing of itself", "flows", ("turn.progress", "place(each) < here and", "False and")),
     mutant("branches stand as they came", "branches", ("log.view", "sorted(inner, key=place)", "inner")),
-    mutant("branches see each other", "branches", ("loop.trail", "is_within(path, around(branch))", "False")),
-    mutant("calls share their ids", "branches", ("loop.turn", "and not used.intersection(mine)", "")),
+    mutant("branches see each other", "branches", ("turn.progress", "is_within(path, around(branch))", "False")),
+    mutant("calls share their ids", "branches", ("turn.agent_loop", "and not used.intersection(mine)", "")),
     mutant(
         "whoever is late writes all the same",
         "branches",
-        ("loop.world", "if self._is_over or self._is_stopped(path):", "if False:"),
-        ("loop.leg", "if self.batch is not None:", "if False:"),
+        ("turn.runtime", "if self._is_over or self._is_stopped(path):", "if False:"),
+        ("turn.agent_runtime", "if self.batch is not None:", "if False:"),
     ),
-    mutant("what others said is one's own", "handoffs", ("loop.presenting", "message._author != name", "False")),
+    mutant("what others said is one's own", "handoffs", ("prompt.perspective", "message._author != name", "False")),
     mutant(
         "a failed turn moves the conversation",
         "handoffs",
         ("log.view", 'turn.active = data.get("active", turn.active)', 'self.active = data.get("active")'),
     ),
     mutant("the conversation is nobody's", "handoffs", ("log.view", "turn.active or self.active", "self.active")),
-    mutant("a router forgets", "handoffs", ("loop.walk", "if spot.owner is not None:", "if False:")),
+    mutant("a router forgets", "handoffs", ("turn.flow_loop", "if spot.owner is not None:", "if False:")),
     mutant(
-        "a called agent has a budget of its own", "called", ("loop.world", "if self._caller is not None:", "if False:")
+        "a called agent has a budget of its own",
+        "called",
+        ("turn.runtime", "if self._caller is not None:", "if False:"),
     ),
-    mutant("two take the last call", "called", ("loop.world", '{"steps": under_way}', "{}")),
+    mutant("two take the last call", "called", ("turn.runtime", '{"steps": under_way}', "{}")),
     mutant(
         "a condition is the wrong way round",
         "rounds",
-        ("loop.walk", "if not (yield Decide(_judging", "if (yield Decide(_judging"),
+        ("turn.flow_loop", "if not (yield Decide(_judging", "if (yield Decide(_judging"),
     ),
-    mutant("apps share their memories", "memories", ("memory.shelf", "and name.startswith(mine)", "")),
+    mutant("apps share their memories", "memories", ("memory.memory_log", "and name.startswith(mine)", "")),
     mutant(
         "memories last for ever",
         "memories",
-        ("memory.shelf", "expires is None or self.store.ids.now() < expires", "True"),
+        ("memory.memory_log", "expires is None or self.store.ids.now() < expires", "True"),
     ),
-    mutant("an erasure does not reach memory", "memories", ("keeping", "bury_from(", "(lambda *a: None)(")),
+    mutant("an erasure does not reach memory", "memories", ("session.compliance", "bury_from(", "(lambda *a: None)(")),
 )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import holdfast.server.heads as heads
+import holdfast.server.http.header_limits as heads
 from prove import Report, proof
 from prove.crashes import scratch
 from prove.house import COMMON, PATIENCE, STORED, TOKEN, Caller, House, Process

@@ -33,7 +33,7 @@ STORE_PATIENCE = os.environ.get("HOLDFAST_PROVE_PATIENCE")
 numbers = count()
 
 if STALLED is not None:
-    from holdfast.server import stream
+    from holdfast.server import event_stream as stream
 
     stream.STALLED = float(STALLED)
 if STORE_PATIENCE is not None:

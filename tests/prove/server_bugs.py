@@ -16,14 +16,14 @@ from typing import Any
 from holdfast import Agent, Message, Session, tool
 from holdfast.errors import SessionBusy
 from holdfast.log.events import Draft
-from holdfast.loop.outcome import outcome_of
-from holdfast.server.stream import RunFrames, follow, position_of
+from holdfast.server.event_stream import RunFrames, follow, position_of
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.base import Due, Log, Store
 from holdfast.stores.lease import Claim, holder
 from holdfast.testing import call
+from holdfast.turn.run_outcome import outcome_of
 from holdfast.worker.feed import Feed, Item
-from holdfast.worker.runs import Asked, Part, Runs, admit
+from holdfast.worker.run_pool import Asked, Part, Runs, admit
 from prove.models import directory
 
 PATIENCE = 5.0

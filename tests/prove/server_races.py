@@ -19,8 +19,8 @@ import httpx2
 
 from holdfast import Session
 from holdfast.log.events import Event
-from holdfast.loop.outcome import outcome_of
 from holdfast.stores.base import Store
+from holdfast.turn.run_outcome import outcome_of
 from kit.postgres import PostgresServer
 from kit.servers import AUTHORIZED, ServerProcess
 from prove import Report, proof

@@ -17,15 +17,15 @@ import psycopg
 
 from crash.workload import Cart, Model, Step, World, damage, difference, steps
 from holdfast import Message, Session
+from holdfast.clock import arm
 from holdfast.errors import SessionBusy, StaleEpoch, StoreBusy, StoreReadOnly, StoreUnavailable
-from holdfast.ids import arm
 from holdfast.log.events import Draft
 from holdfast.log.messages import Limits
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Log, Store
+from holdfast.stores.documents import message_draft
 from holdfast.stores.lease import Claim, holder, lease_seconds
-from holdfast.stores.portable import message_draft
-from holdfast.stores.renewal import Renewal
+from holdfast.stores.lease_renewal import Renewal
 from holdfast.testing.crash import Acknowledge, Child, End
 from kit.postgres import PostgresServer
 from kit.proxy import PostgresProxy

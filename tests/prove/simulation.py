@@ -22,6 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 from holdfast import Agent, Interrupt, Message, Response, Session, ToolContext, tool
+from holdfast.clock import FixedIds, arm
 from holdfast.errors import (
     AgentError,
     ApprovalPending,
@@ -33,18 +34,17 @@ from holdfast.errors import (
     TurnFailed,
     TurnParked,
 )
-from holdfast.ids import FixedIds, arm
 from holdfast.log.events import MESSAGE_TYPES, Draft, Event
 from holdfast.log.messages import ToolCall, from_data
-from holdfast.loop import toolrun
 from holdfast.models.base import ModelEvent, ModelRequest
 from holdfast.models.scripted import replay
-from holdfast.stores import renewal
+from holdfast.stores import lease_renewal as renewal
+from holdfast.stores.append import Appended
 from holdfast.stores.base import Log
 from holdfast.stores.lease import DEFAULT_SECONDS, Claim
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.plan import Appended
 from holdfast.testing import call, error
+from holdfast.turn import tool_calls as toolrun
 from prove import Report, proof
 from prove.turns import faults_in, refused
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from crash.workload import settle
 from holdfast import Agent, Message, Session, ToolContext, tool
+from holdfast.clock import arm
 from holdfast.errors import StaleEpoch, TurnParked
-from holdfast.ids import arm
 from holdfast.log.events import Event
 from holdfast.log.messages import ToolCall, ToolResult
 from holdfast.models.base import ModelRequest

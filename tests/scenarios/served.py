@@ -16,8 +16,8 @@ import pytest
 import holdfast
 from client.serving import TOKEN, Serving
 from holdfast.client import Client
-from holdfast.client.calls import Call
 from holdfast.client.memory import RemoteMemory
+from holdfast.client.requests import Call
 from holdfast.client.session import RemoteSession
 from holdfast.stores.base import Log, Store
 

@@ -24,11 +24,11 @@ from holdfast.errors import (
 )
 from holdfast.flow import LoopAgent, ParallelAgent, Router, RoutingAgent, SequentialAgent, exit_loop
 from holdfast.log.messages import Thinking
-from holdfast.loop.stream import StreamEvent
 from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
-from holdfast.stores.documents import DocumentStore
+from holdfast.stores.document_store import DocumentStore
 from holdfast.testing import call, error
+from holdfast.turn.stream_events import StreamEvent
 from scenarios.ways import WAYS, Ask, asking, resuming
 
 NOT_SERVED = "flows are not served by name yet"

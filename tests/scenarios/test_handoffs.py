@@ -9,12 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import Agent, Budget, Message, Session, tool
-from holdfast.errors import (
-    BudgetExceeded,
-    HandoffLoop,
-    InvalidArgument,
-    ProviderUnavailable,
-)
+from holdfast.errors import BudgetExceeded, HandoffLoop, InvalidArgument, ProviderUnavailable
 from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
 from holdfast.testing import call, error

@@ -33,8 +33,8 @@ from holdfast.log.events import Draft
 from holdfast.models.base import ModelRequest
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from holdfast.stores.documents import DocumentStore
-from holdfast.stores.portable import message_draft
+from holdfast.stores.document_store import DocumentStore
+from holdfast.stores.documents import message_draft
 from holdfast.testing import FixedIds, call, error
 from holdfast.tools import remember
 from holdfast.worker.sweep import SweepReport, sweep

@@ -15,14 +15,14 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 
+from holdfast.concurrency import off_thread
 from holdfast.errors import SessionBusy, StoreUnavailable
-from holdfast.loop.crossing import off_thread
-from holdfast.server import answers
-from holdfast.server.answers import forget_session, key_of, own_answers, scope_of
+from holdfast.server import idempotency as answers
+from holdfast.server.api_keys import create_key
 from holdfast.server.auth import Writer
 from holdfast.server.config import Config
-from holdfast.server.keys import create_key
-from holdfast.server.strict import StrictRoute
+from holdfast.server.http.strict_routes import StrictRoute
+from holdfast.server.idempotency import forget_session, key_of, own_answers, scope_of
 from holdfast.stores.base import Store
 from kit.front import Address, Front, listening
 

@@ -16,10 +16,11 @@ from fastapi.routing import iter_route_contexts
 from starlette.responses import Response
 
 from holdfast import Session
+from holdfast.clock import FixedIds
+from holdfast.concurrency import off_thread
 from holdfast.errors import Forbidden, InvalidArgument, SessionNotFound, StoreUnavailable, TooManyRequests
-from holdfast.ids import FixedIds
-from holdfast.loop.crossing import off_thread
-from holdfast.server import auth, page
+from holdfast.server import auth
+from holdfast.server.api_keys import create_key, find_key, list_keys, note_use, revoke_key
 from holdfast.server.auth import (
     CACHED_SECONDS,
     Admin,
@@ -33,10 +34,10 @@ from holdfast.server.auth import (
     server_token,
 )
 from holdfast.server.config import Config
-from holdfast.server.keys import create_key, find_key, list_keys, note_use, revoke_key
-from holdfast.server.limits import Buckets, Limits, Slots
+from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.metrics import Metrics
-from holdfast.server.strict import StrictRoute
+from holdfast.server.rate_limits import Buckets, Limits, Slots
+from holdfast.server.routes import index as page
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from kit.front import TOKEN, Address, Front, listening

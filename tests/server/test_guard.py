@@ -17,11 +17,12 @@ from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from holdfast.errors import Conflict, StoreUnavailable
-from holdfast.server import logs, page
+from holdfast.server import logging as logs
 from holdfast.server.auth import Anyone, Reader, Writer
 from holdfast.server.config import Config
 from holdfast.server.errors import ERRORS
-from holdfast.server.strict import StrictRoute
+from holdfast.server.http.strict_routes import StrictRoute
+from holdfast.server.routes import index as page
 from kit.front import TOKEN, Address, Front, listening
 
 SECRET = "the tree-house password"

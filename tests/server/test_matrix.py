@@ -10,9 +10,9 @@ import pytest
 from fastapi import FastAPI
 
 from holdfast.server import auth
+from holdfast.server.api_keys import create_key, revoke_key
 from holdfast.server.app import Server, create_app
 from holdfast.server.config import Config
-from holdfast.server.keys import create_key, revoke_key
 from holdfast.stores import MemoryStore
 from prove.door_bugs import FEW, shared_state, through_the_hole, with_hole
 from prove.house import Caller, House

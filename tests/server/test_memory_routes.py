@@ -10,10 +10,10 @@ import pytest
 
 from holdfast import Agent, Memory, Session, VectorMemoryService
 from holdfast.errors import InvalidArgument
-from holdfast.server.answers import ABOUT, SPACE
 from holdfast.server.app import Server
-from holdfast.server.apps import load_app
+from holdfast.server.app_loader import load_app
 from holdfast.server.config import Config
+from holdfast.server.idempotency import ABOUT, SPACE
 from holdfast.stores import MemoryStore
 from server.test_routes import TOKEN, Front, add_texts, failed, front, in_memory, light, ok, root, running
 
@@ -57,7 +57,7 @@ def test_a_memory_is_kept_read_found_listed_updated_and_forgotten(front: Front) 
 def test_a_key_may_have_any_character(light: Front) -> None:
     client = light.client()
     for key in ("a/b", "search", "..", "ü 钻石", "a%2Fb?x=1&y=2#z"):
-        from holdfast.client.calls import place
+        from holdfast.client.requests import place
 
         kept = ok(client.put(place("memory", key), json={"text": "text"}))
         assert kept["key"] == key

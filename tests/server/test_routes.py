@@ -27,11 +27,11 @@ from holdfast import Agent, Message, Session, tool
 from holdfast.errors import InvalidArgument
 from holdfast.log import chain
 from holdfast.log.events import Draft, Event, to_datetime
+from holdfast.server.agent_catalog import Catalog, load_app
+from holdfast.server.api_keys import create_key
 from holdfast.server.app import Server, create_app
-from holdfast.server.bodies import MessageGiven
-from holdfast.server.catalog import Catalog, load_app
 from holdfast.server.config import Config
-from holdfast.server.keys import create_key
+from holdfast.server.schemas.requests import MessageGiven
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from holdfast.stores.lease import Claim, holder
@@ -373,7 +373,7 @@ def test_every_kind_of_message_comes_back_as_it_was_sent(front: Front) -> None:
 
 
 def test_a_page_with_too_many_bytes_is_refused(light: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.server.history.MAX_BYTES", 3)
+    monkeypatch.setattr("holdfast.server.routes.history.MAX_BYTES", 3)
     client = light.client()
     ok(client.post("/sessions", json={"id": "s"}), 201)
     part = {"type": "file", "data": base64.b64encode(b"ab").decode(), "media_type": "text/plain"}

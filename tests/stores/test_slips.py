@@ -9,10 +9,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from holdfast.ids import arm
-from holdfast.stores import PostgresStore, SQLiteStore, migrate
+from holdfast.clock import arm
+from holdfast.stores import PostgresStore, SQLiteStore
+from holdfast.stores import migrations as migrate
 from holdfast.stores.base import Store
-from holdfast.stores.migrate import migrations
+from holdfast.stores.migrations import migrations
 from holdfast.testing.contract import together
 from holdfast.testing.crash import Acknowledge, Child, Point, dying
 from kit.postgres import PostgresServer

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.loop.tools import ToolContext, ToolError
 from holdfast.tools import edit_file, list_files, read_file, search_files, write_file
+from holdfast.tools.tool import ToolContext, ToolError
 
 CANARY = "the-secret-outside"
 EXCHANGE = 2  # RENAME_EXCHANGE: two names change places in one step, so that there is never a moment without either

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast import tools
-from holdfast.loop.tools import BadArguments, ToolContext, ToolError, as_tools
 from holdfast.tools import edit_file, file_tools, list_files, read_file, search_files, write_file
+from holdfast.tools.tool import BadArguments, ToolContext, ToolError, as_tools
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import InvalidArgument, MissingExtra
-from holdfast.loop.mcp import MCPFailed, MCPServer
-from holdfast.loop.tools import ToolContext, as_tools
+from holdfast.tools.mcp import MCPFailed, MCPServer
+from holdfast.tools.tool import ToolContext, as_tools
 
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 
@@ -159,7 +159,7 @@ def test_a_forgotten_server_ends_with_its_owner() -> None:
     process = server.call("pid", {})
     del server
     wait_for_the_end_of(process)
-    script = f"from holdfast.loop.mcp import MCPServer\nprint(MCPServer(command={COMMAND!r}).call('pid', {{}}))"
+    script = f"from holdfast.tools.mcp import MCPServer\nprint(MCPServer(command={COMMAND!r}).call('pid', {{}}))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     wait_for_the_end_of(done.stdout.strip())

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.loop.jail import FileRefused, Jail
-from holdfast.loop.tools import ToolContext, ToolError
 from holdfast.tools import edit_file
+from holdfast.tools.sandbox import FileRefused, Jail
+from holdfast.tools.tool import ToolContext, ToolError
 from tools.jail_storm import CANARY, PATHS, Outcome, attempt, build, snapshot, storm
 
 KINDS = ["read", "list", "find", "search", "write", "edit"]
@@ -166,7 +166,7 @@ def test_a_reader_sees_a_whole_file_at_all_times(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from holdfast.loop.jail import Jail
+from holdfast.tools.sandbox import Jail
 jail, n = Jail(sys.argv[1]), 0
 while True:
     n += 1

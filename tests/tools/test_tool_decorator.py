@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from holdfast.errors import AgentError
 from holdfast.log import codec
-from holdfast.loop.tools import Interrupt, InvalidTool, Tool, ToolContext, ToolError, as_tools, clip, render, tool
+from holdfast.tools.tool import Interrupt, InvalidTool, Tool, ToolContext, ToolError, as_tools, clip, render, tool
 
 
 class Receipt(BaseModel):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.log import codec
-from holdfast.loop.tools import BadArguments, InvalidTool, ToolContext, tool
+from holdfast.tools.tool import BadArguments, InvalidTool, ToolContext, tool
 
 
 class Color(enum.Enum):

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.brief import brief_text, git_head
 from holdfast.errors import InvalidArgument
+from holdfast.session.brief import brief_text, git_head
 
 EMPTY: dict[str, Any] = {
     "session_id": "s1",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.clock import FixedIds, Ids, decode_ulid, encode_ulid
 from holdfast.errors import SchemaTooNew
-from holdfast.ids import FixedIds, Ids, decode_ulid, encode_ulid
 from holdfast.log import codec, events
 from holdfast.log.events import Event, Row
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import CorruptLog, SchemaTooNew
 from holdfast.stores import PostgresStore, SQLiteStore
-from holdfast.stores.migrate import migrations
+from holdfast.stores.migrations import migrations
 from kit.postgres import PostgresServer
 
 

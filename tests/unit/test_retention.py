@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ImmutableSession, InvalidArgument, SessionHeld
-from holdfast.log.spans import DAY, FOREVER
+from holdfast.log.times import DAY, FOREVER
 from holdfast.policy.retention import BUSY, Retention, Standing, Verdict, judge
 
 NOW = 1_700_000_000_000_000

@@ -12,7 +12,7 @@ import pytest
 from holdfast import Message, Session
 from holdfast.errors import Conflict, InvalidArgument, StoreClosed, StoreReadOnly, UnsafeSQLite
 from holdfast.stores import SQLiteStore
-from holdfast.stores.sqlite_file import check_version
+from holdfast.stores.sqlite_connections import check_version
 
 
 @pytest.mark.parametrize("version", ["3.40.1", "3.51.2", "3.7.0"])

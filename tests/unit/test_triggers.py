@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from holdfast import File, Message, Session
+from holdfast.clock import Ids
 from holdfast.errors import AgentError
-from holdfast.ids import Ids
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from kit.postgres import PostgresServer

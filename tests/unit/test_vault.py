@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidArgument, MissingExtra, WrongKey
-from holdfast.stores.vault import DataKey, MasterKey, Vault, context
+from holdfast.stores.encryption import DataKey, MasterKey, Vault, context
 
 MASTER = sha256(b"mine").digest()
 OTHER = sha256(b"other").digest()
@@ -391,6 +391,6 @@ class TestTheExtra:
             Vault(MASTER)
 
     def test_importing_the_vault_does_not_load_it(self) -> None:
-        script = "import sys, holdfast.stores.vault; print('cryptography' in sys.modules)"
+        script = "import sys, holdfast.stores.encryption; print('cryptography' in sys.modules)"
         found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert found.stdout.strip() == "False"

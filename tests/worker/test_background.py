@@ -12,11 +12,11 @@ import pytest
 from holdfast import Agent, Message, Session, tool
 from holdfast.errors import KeyReused, LifecycleError, MissingState, QueueFull, SessionBusy, StoreUnavailable
 from holdfast.log.view import view_of
-from holdfast.loop.outcome import outcome_of, recent_runs
 from holdfast.stores.base import Due, Log, Store
 from holdfast.stores.lease import Claim, holder
 from holdfast.testing import call
-from holdfast.worker.runs import Asked, Part, Runs, admit
+from holdfast.turn.run_outcome import outcome_of, recent_runs
+from holdfast.worker.run_pool import Asked, Part, Runs, admit
 
 
 class Silence:

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast import Message, Session
 from holdfast.models.base import TextDelta
-from holdfast.server.stream import follow
+from holdfast.server.event_stream import follow
 from holdfast.stores import MemoryStore
 from holdfast.worker.feed import Feed, Item, Tail
 

@@ -130,7 +130,7 @@ def _proved(session: Session, folder: Path) -> Step:
     verdict = session.verify()
     lines = exported.read_text(encoding="utf-8").splitlines()
     forged = "\n".join(lines).replace("by train", "by boat")
-    from holdfast.archive import read_jsonl
+    from holdfast.session.export import read_jsonl
 
     found = read_jsonl(forged).verify()
     return Step(
@@ -145,7 +145,7 @@ def _proved(session: Session, folder: Path) -> Step:
 
 def _talk(path: str) -> None:
     """The process that is killed. It says a line after each thing that was acknowledged."""
-    from holdfast.ids import arm
+    from holdfast.clock import arm
 
     session = Session(SESSION, store=SQLiteStore(path), user_id="alice", title="A trip")
     session.add_messages([Message.user("My name is Alice."), Message.assistant("Nice to meet you, Alice.")])

@@ -81,7 +81,7 @@ def _python() -> Finding:
 def _sqlite() -> Finding:
     import apsw
 
-    from holdfast.stores.sqlite_file import check_version
+    from holdfast.stores.sqlite_connections import check_version
 
     version = apsw.sqlite_lib_version()
     try:
@@ -146,7 +146,7 @@ def _store(config: Config) -> Finding:
 def _sqlite_store(file: Path) -> Finding:
     import apsw
 
-    from holdfast.stores.sqlite_file import MIGRATIONS
+    from holdfast.stores.sqlite_connections import MIGRATIONS
 
     if not file.exists():
         parent = next(each for each in file.absolute().parents if each.exists())
@@ -171,7 +171,7 @@ def _sqlite_store(file: Path) -> Finding:
 
 
 def _postgres_store(url: str) -> Finding:
-    from holdfast.stores.postgres_server import MIGRATIONS
+    from holdfast.stores.postgres_connections import MIGRATIONS
 
     try:
         import psycopg
@@ -191,7 +191,7 @@ def _postgres_store(url: str) -> Finding:
 
 
 def _schema(dialect: str, applied: list[int], name: str) -> Finding:
-    from holdfast.stores.migrate import migrations
+    from holdfast.stores.migrations import migrations
 
     known, there = migrations(dialect)[-1].version, max(applied, default=0)
     if there > known:
@@ -203,7 +203,7 @@ def _schema(dialect: str, applied: list[int], name: str) -> Finding:
 
 
 def _key(environ: Mapping[str, str]) -> Finding:
-    from holdfast.stores.vault import Vault
+    from holdfast.stores.encryption import Vault
 
     if not environ.get("HOLDFAST_KEY"):
         return Finding(what="encryption", verdict="ok", text="off (HOLDFAST_KEY is not set)")

@@ -53,7 +53,7 @@ def create(
     as_json: bool,
 ) -> None:
     """Make a key and show it, this once."""
-    from holdfast.server.keys import create_key
+    from holdfast.server.api_keys import create_key
 
     with _store(url, create=True) as store:
         key, info = create_key(store, role=role, tenant=tenant, user=user, name=name, expires_days=expires_days)
@@ -69,7 +69,7 @@ def create(
 @_json_option
 def list_(url: str | None, as_json: bool) -> None:
     """Show what is known of all keys, of every tenant; never the keys themselves."""
-    from holdfast.server.keys import list_keys
+    from holdfast.server.api_keys import list_keys
 
     with _store(url) as store:
         now = store.ids.now()
@@ -99,7 +99,7 @@ def list_(url: str | None, as_json: bool) -> None:
 @_json_option
 def revoke(key_id: str, url: str | None, as_json: bool) -> None:
     """End the key with this ID (what is between the first two '_' of a key)."""
-    from holdfast.server.keys import revoke_key
+    from holdfast.server.api_keys import revoke_key
 
     with _store(url) as store:
         is_done = revoke_key(store, key_id)

@@ -51,7 +51,7 @@ def sweep(url: str, dry_run: bool, batch: int, as_json: bool) -> None:
 
     Several sweepers may run: one works at a time. Exit code 0: done; 1: another sweeper is at work; 2: no such store.
     """
-    from holdfast.stores.opening import open_store
+    from holdfast.stores.urls import open_store
     from holdfast.worker.sweep import sweep as run
 
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
@@ -88,7 +88,7 @@ def verify(file: Path, as_json: bool) -> None:
 
     Exit code 0: everything holds; 1: something was altered; 2: not an export.
     """
-    from holdfast.archive import read_jsonl
+    from holdfast.session.export import read_jsonl
 
     try:
         exported = read_jsonl(file.read_text(encoding="utf-8"))

@@ -32,11 +32,11 @@ def _serve(app: str | None, flags: dict[str, object]) -> None:
     from holdfast.server.config import Config
 
     try:
-        from holdfast.server import logs
+        from holdfast.server import logging as logs
         from holdfast.server.app import Server
-        from holdfast.server.apps import App, load_app
+        from holdfast.server.app_loader import App, load_app
         from holdfast.server.auth import server_token
-        from holdfast.server.serve import bound, run
+        from holdfast.server.process import bound, run
     except ModuleNotFoundError as error:
         raise MissingExtra("the server", "server") from error
     config = Config.from_env(os.environ, **flags)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from holdfast.client.calls import Flow, awaited, blocking, delete, get, place, post, put
-from holdfast.client.remote import given
+from holdfast.client.base import given
+from holdfast.client.requests import Flow, awaited, blocking, delete, get, place, post, put
 from holdfast.errors import AgentError
 
 if TYPE_CHECKING:
-    from holdfast.client.wire import Wire
+    from holdfast.client.transport import Wire
 
 AgentData = dict[str, Any]
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
-from holdfast.archive import read_jsonl
 from holdfast.client import agents
-from holdfast.client.calls import Flow, awaited, blocking, delete, get, place, post
-from holdfast.client.keeping import fields_of
+from holdfast.client.base import Remote, given
+from holdfast.client.history import checked_limit
+from holdfast.client.lifecycle import fields_of
 from holdfast.client.memory import AsyncRemoteMemory, RemoteMemory
-from holdfast.client.remote import Remote, given
+from holdfast.client.requests import Flow, awaited, blocking, delete, get, place, post
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
-from holdfast.client.talk import checked_limit
-from holdfast.client.wire import LOOPBACK, Wire, checked_url
+from holdfast.client.transport import LOOPBACK, Wire, checked_url
 from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
-from holdfast.log.ids import checked_id, checked_owner
+from holdfast.log.identifiers import checked_id, checked_owner
 from holdfast.log.messages import Message
+from holdfast.session.export import read_jsonl
 
 if TYPE_CHECKING:
     from holdfast.policy.budget import Budget

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.client.calls import Flow, awaited, blocking, delete, get, post, put
-from holdfast.client.remote import Remote, given
-from holdfast.client.wire import Wire
+from holdfast.client.base import Remote, given
+from holdfast.client.requests import Flow, awaited, blocking, delete, get, post, put
+from holdfast.client.transport import Wire
 from holdfast.errors import AgentError, InvalidArgument
-from holdfast.facts import Fact
-from holdfast.log.ids import checked_name
+from holdfast.log.identifiers import checked_name
+from holdfast.session.facts import Fact
 
 
 class Base:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from holdfast.client.calls import Flow, awaited, blocking, delete, get, place, post, put
-from holdfast.client.remote import Remote, given
+from holdfast.client.base import Remote, given
+from holdfast.client.requests import Flow, awaited, blocking, delete, get, place, post, put
 from holdfast.errors import AgentError, InvalidArgument
-from holdfast.log.ids import checked_owner
-from holdfast.memory.base import (
+from holdfast.log.identifiers import checked_owner
+from holdfast.memory.service import (
     MAX_LIMIT,
     Remembered,
     Source,
@@ -24,7 +24,7 @@ from holdfast.memory.base import (
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
-    from holdfast.client.wire import Wire
+    from holdfast.client.transport import Wire
 
 PAGE = MAX_LIMIT - 1  # memories that the server gives at once
 _list = list  # here, `list` is the method that lists memories

@@ -13,19 +13,22 @@ from contextlib import aclosing, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from holdfast.client import keeping, scopes, talk, turns
-from holdfast.client.calls import Flow, awaited, blocking, performed, performed_async, reading
+from holdfast.client import history as talk
+from holdfast.client import lifecycle as keeping
+from holdfast.client import runs as turns
+from holdfast.client import state as scopes
+from holdfast.client.base import Remote
 from holdfast.client.facts import AsyncRemoteFacts, RemoteFacts
-from holdfast.client.remote import Remote
-from holdfast.client.telling import LogTail, RunTail
+from holdfast.client.requests import Flow, awaited, blocking, performed, performed_async, reading
+from holdfast.client.stream import LogTail, RunTail
 from holdfast.errors import AgentError, InvalidArgument
-from holdfast.turns import AsyncStream
+from holdfast.session.turns import AsyncStream
 
 if TYPE_CHECKING:
-    from holdfast.client.wire import Wire
+    from holdfast.client.transport import Wire
     from holdfast.log.events import Event
-    from holdfast.loop.stream import StreamEvent
     from holdfast.policy.retention import Retention
+    from holdfast.turn.stream_events import StreamEvent
 
 P = ParamSpec("P")
 T = TypeVar("T")

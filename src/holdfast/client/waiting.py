@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.client.calls import Call, Flow, get
-from holdfast.client.faults import Silence
+from holdfast.client.errors import Silence
+from holdfast.client.requests import Call, Flow, get
 from holdfast.errors import AgentError
 
 

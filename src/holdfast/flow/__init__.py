@@ -4,7 +4,7 @@ A flow is an agent: it is run, streamed, resumed and nested like one. These clas
 walks what they say, and one turn of the session is one run of the whole flow.
 """
 
-from holdfast.flow.looping import LoopAgent, exit_loop
+from holdfast.flow.loop import LoopAgent, exit_loop
 from holdfast.flow.parallel import ParallelAgent
 from holdfast.flow.routing import Router, RoutingAgent
 from holdfast.flow.sequential import SequentialAgent

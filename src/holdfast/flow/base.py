@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.askable import Askable
+from holdfast.agent_base import Askable
 from holdfast.errors import InvalidArgument
-from holdfast.loop.settings import Plan, first_agent
+from holdfast.plan import Plan, first_agent
 from holdfast.stores.base import SessionStore, Store
-from holdfast.stores.opening import open_store
+from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
     from holdfast.models.base import Model
-    from holdfast.session import Session
+    from holdfast.session.session import Session
 
 
 class Flow(Askable):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from holdfast.errors import InvalidArgument
 from holdfast.flow.base import Flow, checked_number
-from holdfast.loop.settings import AtOnce
+from holdfast.plan import AtOnce
 
 AT_ONCE = 8
 

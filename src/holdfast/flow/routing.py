@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from holdfast.agent import Agent
-from holdfast.askable import Askable
+from holdfast.agent_base import Askable
 from holdfast.errors import InvalidArgument
 from holdfast.flow.base import Flow
 from holdfast.log import codec
 from holdfast.log.messages import Message
-from holdfast.loop.output import BadOutput, OutputShape
-from holdfast.loop.settings import Choice, Relay
+from holdfast.plan import Choice, Relay
+from holdfast.schema.output import BadOutput, OutputShape
 
 ASK = """Decide who answers the user's last message. You do not answer it yourself.
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.askable import Askable
+from holdfast.agent_base import Askable
+from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.messages import Message
-from holdfast.loop.crossing import off_thread
-from holdfast.session import Session
-from holdfast.stores.portable import message_of
+from holdfast.session.session import Session
+from holdfast.stores.documents import message_of
 
 if TYPE_CHECKING:
-    from holdfast.loop.response import Response
-    from holdfast.loop.stream import StreamEvent
-    from holdfast.turns import AsyncStream
+    from holdfast.session.turns import AsyncStream
+    from holdfast.turn.response import Response
+    from holdfast.turn.stream_events import StreamEvent
 
 
 class Runner:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.flow.base import Flow
-from holdfast.loop.settings import InOrder
+from holdfast.plan import InOrder
 
 
 class SequentialAgent(Flow):

@@ -17,8 +17,8 @@ import orjson
 from holdfast.errors import LifecycleError, NothingPending, QueueFull, TurnOpen, ViewChanged
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
-from holdfast.log.paths import is_within, place
-from holdfast.log.spans import microseconds
+from holdfast.log.flow_paths import is_within, place
+from holdfast.log.times import microseconds
 
 Ranges = list[list[int]]  # [first, last] of seqs, in the order of the messages; last = 0: open-ended
 

@@ -11,11 +11,11 @@ from math import log as ln
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import SearchUnavailable
-from holdfast.log.words import stems, telling
-from holdfast.memory.base import Hit, said
+from holdfast.log.search_words import stems, telling
+from holdfast.memory.service import Hit, said
 
 if TYPE_CHECKING:
-    from holdfast.memory.shelf import Shelf
+    from holdfast.memory.memory_log import Shelf
     from holdfast.stores.base import Log
 
 MAX_WORDS = 64  # of a query that are looked for

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from zlib import crc32
 
-from holdfast.log.words import telling
+from holdfast.log.search_words import telling
 
 NAME = "hashed n-grams"
 DIMENSION = 256

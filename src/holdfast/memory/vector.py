@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.errors import Conflict, InvalidArgument, LifecycleError, SessionNotFound
 from holdfast.log.events import Draft, Event
 from holdfast.memory import ngrams
-from holdfast.memory.base import Hit
 from holdfast.memory.keyword import by_words
-from holdfast.memory.shelf import STORED
+from holdfast.memory.memory_log import STORED
+from holdfast.memory.service import Hit
 
 if TYPE_CHECKING:
-    from holdfast.memory.shelf import Shelf
+    from holdfast.memory.memory_log import Shelf
     from holdfast.stores.base import Log
 
 Embedder = Callable[[list[str]], Sequence[Sequence[float]]]

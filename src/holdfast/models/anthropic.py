@@ -12,11 +12,12 @@ import orjson
 
 from holdfast.errors import BadResponse, InvalidArgument
 from holdfast.log.messages import File, Image, Message, Part, Text, Thinking, ToolCall, ToolResult
-from holdfast.models import codec, schema
+from holdfast.models import endpoint as codec
+from holdfast.models import strict_schema as schema
 from holdfast.models.base import ModelEvent, ModelRequest, StopReason, Usage, repaired
-from holdfast.models.codec import Endpoint, WireRequest
-from holdfast.models.faults import stream_fault
-from holdfast.models.reply import Block, StreamDecoder, text_of, tokens
+from holdfast.models.decoder import Block, StreamDecoder, text_of, tokens
+from holdfast.models.endpoint import Endpoint, WireRequest
+from holdfast.models.provider_errors import stream_fault
 
 # Later versions refuse `temperature`, and servers other than Anthropic's know only this one.
 API_VERSION = "2023-06-01"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from holdfast.errors import BadResponse, InvalidArgument
-from holdfast.models.codec import Endpoint, WireRequest
+from holdfast.models.endpoint import Endpoint, WireRequest
 from holdfast.models.registry import PROVIDERS, LanguageModel
 
 if TYPE_CHECKING:
-    from holdfast.models.wire import Wire
+    from holdfast.models.transport import Wire
 
 BATCH = 128  # texts of one request
 TIMEOUT = 30.0

@@ -12,11 +12,12 @@ import orjson
 
 from holdfast.errors import ProviderUnavailable
 from holdfast.log.messages import File, Image, Message, Part, Text, Thinking, ToolCall, ToolResult
-from holdfast.models import codec, schema
+from holdfast.models import endpoint as codec
+from holdfast.models import strict_schema as schema
 from holdfast.models.base import ModelEvent, ModelRequest, StopReason, Usage, repaired
-from holdfast.models.codec import Endpoint, WireRequest
-from holdfast.models.faults import stream_fault
-from holdfast.models.reply import Block, Kind, StreamDecoder, text_of, tokens
+from holdfast.models.decoder import Block, Kind, StreamDecoder, text_of, tokens
+from holdfast.models.endpoint import Endpoint, WireRequest
+from holdfast.models.provider_errors import stream_fault
 
 _STOPS: dict[str, StopReason] = {
     "stop": "end_turn",

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from holdfast.clock import REAL
 from holdfast.errors import AuthenticationFailed, InvalidArgument
-from holdfast.ids import REAL
-from holdfast.models.codec import Codec, Dialect, Endpoint
+from holdfast.models.endpoint import Codec, Dialect, Endpoint
 
 if TYPE_CHECKING:
     from holdfast.models.base import Model, ModelEvent, ModelRequest
-    from holdfast.models.wire import Wire
+    from holdfast.models.transport import Wire
 
 DEFAULT_MODEL = "HOLDFAST_MODEL"  # the variable: "openai:gpt-4o"
 
@@ -231,7 +231,7 @@ class LanguageModel:
 
     @cached_property
     def _wire(self) -> Wire:
-        from holdfast.models.wire import Wire
+        from holdfast.models.transport import Wire
 
         return Wire(**self._connection)
 

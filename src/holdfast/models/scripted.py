@@ -16,7 +16,7 @@ import orjson
 from holdfast.errors import InvalidArgument, ProviderError, ProviderUnavailable, ScriptExhausted
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
 from holdfast.models.base import ModelEvent, ModelRequest, StopReason, Usage
-from holdfast.models.reply import Reply
+from holdfast.models.decoder import Reply
 
 PIECE = 32  # characters of a delta
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from holdfast.errors import InvalidArgument
-from holdfast.log.spans import FOREVER, microseconds
+from holdfast.log.times import FOREVER, microseconds
 
 BUSY = 60_000_000  # how soon the sweep comes back to a session that somebody is running
 

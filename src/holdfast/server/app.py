@@ -17,29 +17,29 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
+from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError, StoreError
-from holdfast.loop.crossing import off_thread
-from holdfast.remembering import Memory
+from holdfast.memory.memory import Memory
 from holdfast.server import errors
-from holdfast.server.answers import forget_memories, forget_session
+from holdfast.server.agent_catalog import Catalog
 from holdfast.server.auth import Gate
-from holdfast.server.catalog import Catalog
 from holdfast.server.config import Config
-from holdfast.server.guard import Guard
-from holdfast.server.limits import Limits
-from holdfast.server.logs import fields, log
+from holdfast.server.http.middleware import Guard
+from holdfast.server.http.route_table import RouteTable
+from holdfast.server.idempotency import forget_memories, forget_session
+from holdfast.server.logging import fields, log
 from holdfast.server.metrics import Metrics
-from holdfast.server.table import RouteTable
-from holdfast.session import Session
+from holdfast.server.rate_limits import Limits
+from holdfast.session.session import Session
 from holdfast.stores.base import Log, Store
 from holdfast.worker.feed import Feed
-from holdfast.worker.runs import Part, Runs
+from holdfast.worker.run_pool import Part, Runs
 from holdfast.worker.sweep import sweep
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
-    from holdfast.loop.tools import Tool
-    from holdfast.server.stream import EventStream
+    from holdfast.server.event_stream import EventStream
+    from holdfast.tools.tool import Tool
 
 THREADS = 48  # for store calls of requests, besides those that run turns
 KNOWN_SESSIONS = 512  # session objects that remember the end of their conversation for the next turn
@@ -178,7 +178,8 @@ class Server:
 
 def create_app(server: Server) -> FastAPI:
     """The application; its lifespan begins and ends the server."""
-    from holdfast.server import agents, health, memory, page, runs, sessions
+    from holdfast.server.routes import agents, health, memory, runs, sessions
+    from holdfast.server.routes import index as page
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -21,15 +21,15 @@ from fastapi import Depends, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 
+from holdfast.clock import REAL, Ids
+from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError, Forbidden, InvalidArgument, SessionNotFound, Unauthorized
-from holdfast.ids import REAL, Ids
-from holdfast.loop.crossing import off_thread
+from holdfast.server.api_keys import ROLES, KeyInfo, Role, digest_of, find_key, note_use
 from holdfast.server.config import Config, is_token
 from holdfast.server.errors import unexpected
-from holdfast.server.keys import ROLES, KeyInfo, Role, digest_of, find_key, note_use
-from holdfast.server.limits import Limits
 from holdfast.server.metrics import Metrics
-from holdfast.session import Session
+from holdfast.server.rate_limits import Limits
+from holdfast.session.session import Session
 from holdfast.stores.base import Store
 
 if TYPE_CHECKING:

@@ -218,7 +218,7 @@ class Config:
 
     def open_store(self) -> Store:
         """The store, in a data directory that nobody else can look into."""
-        from holdfast.stores.opening import open_store
+        from holdfast.stores.urls import open_store
 
         if self.data and self.store.startswith(f"sqlite:///{Path(self.data).absolute()}"):
             self.make_data_directory()

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from holdfast.errors import AgentError, ProviderError, StoreError
-from holdfast.server.logs import fields, log
+from holdfast.server.logging import fields, log
 from holdfast.server.metrics import Metrics
 
 REQUEST_ID = "holdfast.request_id"  # in the scope of a request

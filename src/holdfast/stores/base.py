@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
+from holdfast.clock import REAL, Ids
 from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound, WrongKey
-from holdfast.ids import REAL, Ids
 from holdfast.log import chain
 from holdfast.log.events import MESSAGE_TYPES, Draft, Event, Row
-from holdfast.log.ids import checked_id, is_id
+from holdfast.log.identifiers import checked_id, is_id
 from holdfast.log.messages import Limits
-from holdfast.log.names import HAS_NAMES, names_of, value_of
+from holdfast.log.named_values import HAS_NAMES, names_of, value_of
 from holdfast.log.view import Ranges, View, fold, view_of
-from holdfast.stores import portable
-from holdfast.stores.erasing import Burial as Burial  # also for memory, which may know no other store module
+from holdfast.stores import documents as portable
+from holdfast.stores.append import Appended, Head
+from holdfast.stores.erasure import Burial as Burial  # also for memory, which may know no other store module
 from holdfast.stores.lease import Claim, Lease
-from holdfast.stores.plan import Appended, Head
 
 PAGE = 1000
 

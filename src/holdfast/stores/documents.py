@@ -1,300 +1,251 @@
-"""Logs on top of a user's own store of documents: the four methods of `SessionStore`, within one process.
+"""A session as one JSON document: what `to_dict`, `store.load` and `store.save` speak.
 
-Every change loads nothing and saves one document, which holds the view and the whole log beside it; so the cost of a
-change grows with the session, which is what such a store offers. Leases, fencing and atomic updates hold within this
-process only. A fork is a copy. What is no session (user and app state, entities) lives under ids that begin with
-`holdfast:`, hidden from listings. Slips are kept in the memory of this process, and go with it.
+The document is the view (messages, state, facts, system, title, metadata), not the log: restoring one into a log that
+says otherwise appends what changed and rewrites nothing.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable, Sequence
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import InvalidId, StoreUnavailable
-from holdfast.ids import REAL, Ids, decode_ulid, encode_ulid
-from holdfast.log.events import Draft, Row
-from holdfast.log.messages import Limits
-from holdfast.stores.base import Due, Fork, Info, Log, SessionStore
-from holdfast.stores.erasing import Burial
-from holdfast.stores.memory import Kept, MemoryStore
-from holdfast.stores.plan import Batch, Head, Keep, Once
-from holdfast.stores.portable import VERSION, document_of, restore
+from holdfast.errors import Conflict, InvalidArgument, SchemaTooNew, SessionExists
+from holdfast.log import codec
+from holdfast.log.events import MESSAGE_TYPES, SALT, Draft, Event, Row, message_data, to_datetime
+from holdfast.log.identifiers import checked_name, checked_owner
+from holdfast.log.messages import Limits, Message, ToolResult, blobs_in, from_data
+from holdfast.log.view import MOVES, cut, view_of
 
-HIDDEN = "holdfast:"
+if TYPE_CHECKING:
+    from holdfast.stores.append import Head
+    from holdfast.stores.base import Log, Store
 
-
-class DocumentStore(MemoryStore):
-    """What holdfast makes of a store with `save`, `load`, `delete` and `list_sessions`."""
-
-    def __init__(self, documents: SessionStore, *, ids: Ids = REAL, limits: Limits | None = None) -> None:
-        super().__init__(ids=ids, limits=limits)
-        self.documents = documents
-
-    def __repr__(self) -> str:
-        return f"DocumentStore({self.documents!r})"
-
-    def _name_of(self, kind: str, id: str) -> str:
-        if kind == "session" and not self.tenant:
-            if id.startswith(HIDDEN):
-                raise InvalidId(f"session_id={id!r}: ids that begin with {HIDDEN!r} are kept for holdfast itself")
-            return id
-        return f"{HIDDEN}{quote(self.tenant, safe='')}:{kind}:{id}"
-
-    # -- writing ---------------------------------------------------------------------------------------------------
-
-    def _commit(self, kept: Kept, batches: Iterable[Batch]) -> None:
-        before = _copied(kept)
-        try:
-            super()._commit(kept, batches)
-            self._save(kept)
-        except BaseException:
-            vars(kept).update(vars(before))  # what could not be saved did not happen
-            raise
-
-    def _commit_burial(self, mine: Kept, batch: Batch, burial: Burial) -> None:
-        before = _copied(mine)  # a fork here is a copy: nobody else shares these events
-        try:
-            super()._commit_burial(mine, batch, burial)
-            self._save(mine)
-        except BaseException:
-            vars(mine).update(vars(before))
-            raise
-
-    def due(self, now: int, *, limit: int) -> list[Due]:
-        self._load_all()
-        return super().due(now, limit=limit)
-
-    def put_off(self, log: Log, due: int | None) -> None:
-        with self._memory.lock:
-            kept = self._memory.logs.get(log.number)
-            if kept is not None and kept.due != due:
-                super().put_off(log, due)
-                self._save(kept)
-
-    def _save(self, kept: Kept) -> None:
-        log = kept.log
-        name = self._name_of(log.kind, log.id)
-        document: dict[str, Any] = {"version": VERSION, "id": name}
-        if log.kind == "session":
-            document = document_of(self, log)
-        try:
-            self.documents.save(name, document | {"log": _packed(kept)})
-        except Exception as error:
-            raise StoreUnavailable(
-                f"save() of {self.documents!r} failed ({error!r}): the change was not made"
-            ) from error
-
-    def create(
-        self,
-        kind: str,
-        id: str,
-        drafts: Sequence[Draft],
-        *,
-        user_id: str | None = None,
-        app_name: str | None = None,
-        fork: Fork | None = None,
-    ) -> Log:
-        with self._memory.lock:
-            self.find(kind, id)  # so that a name which only the documents know counts as taken
-            if fork is None:
-                return super().create(kind, id, drafts, user_id=user_id, app_name=app_name)
-            parent = self._kept(fork.parent)
-            rows = parent.rows[: fork.at]
-            return self.adopt(
-                kind,
-                id,
-                fork.parent.origin,
-                rows,
-                dict(parent.blobs),
-                drafts,
-                user_id=user_id,
-                app_name=app_name,
-                parent=fork.parent.uid,
-            )
-
-    def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
-        with self._memory.lock:
-            if self.find(kind, id) is None:
-                return False
-            super().remove(kind, id, expected=expected)
-            self.documents.delete(self._name_of(kind, id))
-            return True
-
-    # -- reading ---------------------------------------------------------------------------------------------------
-
-    def find(self, kind: str, id: str) -> Log | None:
-        """The log behind a document, read again each time: the document is the truth, whoever wrote it."""
-        name = self._name_of(kind, id)
-        with self._memory.lock:
-            known = super().find(kind, id)
-            document = self.documents.load(name)
-            if document is None:
-                if known is not None:
-                    self._drop(self._memory.logs[known.number])
-                return None
-            packed = document.get("log")
-            if packed is None:  # saved by hand, as to_dict() gives it
-                if known is None:
-                    return self._imported(id, document)
-                self._overwritten(known, document)
-                return known
-            if known is not None:
-                kept = self._memory.logs[known.number]
-                if packed["hash"] == kept.head.hash.hex() and packed["epoch"] == kept.head.epoch:
-                    return known
-                self._drop(kept)
-            kept = _unpacked(packed, kind, id, self.tenant)
-            self._add(kept)
-            return kept.log
-
-    def _imported(self, id: str, document: dict[str, Any]) -> Log:
-        """A document that was saved by hand becomes a log. The name is free while that happens."""
-        reader = MemoryStore(ids=self.ids, limits=self.limits)
-        log = restore(reader, id, document)
-        kept = reader._memory.logs[log.number]
-        kept = _unpacked(_packed(kept), "session", id, self.tenant)
-        self._add(kept)
-        self._save(kept)
-        return kept.log
-
-    def _overwritten(self, log: Log, document: dict[str, Any]) -> None:
-        kept = self._memory.logs[log.number]
-        self._save(kept)  # so that the log is found again while the differences are appended
-        restore(self, log.id, document)
-
-    def sessions(
-        self,
-        *,
-        user_id: str | None = None,
-        app_name: str | None = None,
-        status: str | None = None,
-        limit: int = 50,
-        after: str | None = None,
-        parent: int | None = None,
-    ) -> list[Info]:
-        self._load_all()
-        return super().sessions(
-            user_id=user_id, app_name=app_name, status=status, limit=limit, after=after, parent=parent
-        )
-
-    def id_of(self, number: int) -> str | None:
-        self._load_all()
-        return super().id_of(number)
-
-    def _number(self, uid: str) -> int:
-        return decode_ulid(uid)  # the same in every process, and later ones are larger
-
-    def _load_all(self) -> None:
-        prefix = self._name_of("session", "") if self.tenant else ""
-        for name in self.documents.list_sessions():
-            if name.startswith(prefix) and (self.tenant or not name.startswith(HIDDEN)):
-                self.find("session", name.removeprefix(prefix))
-
-    def list_sessions(self) -> list[str]:
-        if self.tenant:
-            return super().list_sessions()
-        return [name for name in self.documents.list_sessions() if not name.startswith(HIDDEN)]
+VERSION = 1
+FACT_KINDS = ("fact", "decision", "feature", "progress", "artifact")
+_TEXTS = ("user_id", "app_name", "title", "system", "work_dir", "active_agent")
+REMOVING = ("event.redacted", "session.imported")  # events that say which bytes are gone
+_FACT_FIELDS = {"id", "text", "kind", "status", "ref"}
 
 
-def _copied(kept: Kept) -> Kept:
-    copy = Kept.__new__(Kept)
-    for name, value in vars(kept).items():
-        setattr(copy, name, value.copy() if isinstance(value, (list, dict)) else value)
-    copy.names = {name: (list(seqs), list(refs)) for name, (seqs, refs) in kept.names.items()}
-    return copy
+def message_draft(message: Message, limits: Limits, **fields: str | None) -> Draft:
+    """The event that adds a message."""
+    data, blobs = message.to_data(limits)
+    return Draft(type="message.added", data=data, author=message._author, blobs=blobs, **fields)
 
 
-def _b64(data: bytes | None) -> str | None:
-    return None if data is None else base64.b64encode(data).decode()
+def message_of(store: Store, log: Log, row: Row) -> Message:
+    """The message that a stored event brought; an erased one says so."""
+    if row.type == "message.added" and row.header is None and row.body is not None:  # most of them, so without detours
+        data, author = codec.decode(row.body[SALT:]), None
+    else:
+        event = Event(row)
+        data, author = message_data(event), event.author
+    if not data:
+        return _erased(Event(row))
+    return from_data(
+        data, lambda digest: store.blob(log, digest), author=author, created_at=to_datetime(row.at), seq=row.seq
+    )
 
 
-def _unb64(text: str | None) -> bytes | None:
-    return None if text is None else base64.b64decode(text)
+def _erased(event: Event) -> Message:
+    """What is shown of a message whose text is gone: who spoke, and which call it answered."""
+    role, call_id = event.data.get("role", "user"), event.data.get("call_id")
+    parts: list[Any] = ["[erased]"]
+    if role == "tool":
+        role, parts = ("tool", [ToolResult(call_id=call_id, content="[erased]")]) if call_id else ("user", parts)
+    return Message(role, parts, author=event.author, created_at=to_datetime(event.at), seq=event.seq)
 
 
-def _packed(kept: Kept) -> dict[str, Any]:
-    """The log as JSON, beside the view."""
-    log, head = kept.log, kept.head
+def messages_of(
+    store: Store, log: Log, head: Head, *, limit: int | None = None, role: str | None = None
+) -> list[Message]:
+    """The messages visible at `head`, or the last `limit` of them, oldest first. Reads no more than it needs."""
+    found: list[Message] = []  # newest first
+    # What came after this head was read may belong to a turn that this view does not know of: it is left out.
+    for first, last in reversed(cut(view_of(head.view).visible, head.head)):
+        upto = last
+        while limit is None or len(found) < limit:
+            want = None if limit is None else limit - len(found)
+            rows = store.read(log, first, upto, limit=want, reverse=True, types=MESSAGE_TYPES)
+            messages = [message_of(store, log, row) for row in rows]
+            found += [message for message in messages if role is None or message.role == role]
+            if want is None or len(rows) < want:
+                break
+            upto = rows[-1].seq - 1
+            if upto < first:
+                break
+    return found[::-1]
+
+
+def document_of(store: Store, log: Log) -> dict[str, Any]:
+    """The whole view of a session."""
+    info = store.info(log)
+    head = store.head(log)
     return {
-        "uid": log.uid,
-        "origin": log.origin,
-        "created_at": log.created_at,
+        "version": VERSION,
+        "id": log.id,
         "user_id": log.user_id,
         "app_name": log.app_name,
-        "parent": None if log.parent is None else encode_ulid(log.parent >> 80, log.parent & (1 << 80) - 1),
-        "hash": head.hash.hex(),
-        "head": head.head,
-        "epoch": head.epoch,
-        "tokens": head.tokens,
-        "view": _b64(head.view),
-        "busy": head.busy,
-        "marks": head.marks,
-        "updated_at": head.updated_at,
-        "rows": [
-            [
-                row.seq,
-                row.at,
-                row.type,
-                _b64(row.header),
-                row.tokens,
-                _b64(row.body),
-                _b64(row.tomb),
-                _b64(row.hash),
-                mark,
-            ]
-            for row, mark in zip(kept.rows, kept.marked, strict=True)
-        ],
-        "names": {name: [seqs, refs] for name, (seqs, refs) in kept.names.items()},
-        "once": {key: [_b64(once.digest), once.first, once.last] for key, once in kept.once.items()},
-        "blobs": {digest: _b64(data) for digest, data in kept.blobs.items()},
-        "snapshots": [[seq, _b64(view)] for seq, view in kept.snapshots],
-        "columns": kept.columns,
-        "keep": None if kept.keep is None else [*kept.keep, kept.due],
+        "title": info.title,
+        "status": info.status,
+        "system": store.value(log, "system"),
+        "work_dir": info.work_dir,
+        "metadata": info.metadata,
+        "created_at": to_datetime(log.created_at).isoformat(),
+        "updated_at": to_datetime(info.updated_at).isoformat(),
+        "messages": [message.to_dict() for message in messages_of(store, log, head)],
+        "state": store.values(log, "state/"),
+        "facts": list(store.values(log, "fact/").values()),
+        "usage": view_of(head.view).usage,
+        "active_agent": view_of(head.view).active,
     }
 
 
-def _unpacked(packed: dict[str, Any], kind: str, id: str, tenant: str) -> Kept:
-    log = Log(
-        number=decode_ulid(packed["uid"]),
-        uid=packed["uid"],
-        origin=packed["origin"],
-        kind=kind,
-        id=id,
-        created_at=packed["created_at"],
-        user_id=packed["user_id"],
-        app_name=packed["app_name"],
-        parent=None if packed["parent"] is None else decode_ulid(packed["parent"]),
+def checked(document: object) -> dict[str, Any]:
+    """A document that can be restored, or an error that says what is wrong with it."""
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"a session document is a dict as to_dict() makes it, not {type(document).__name__}")
+    codec.encode(document, room=codec.WRAPPING)
+    version = document.get("version")
+    if not isinstance(version, int):
+        raise InvalidArgument("a session document needs its 'version', as to_dict() writes it")
+    if version > VERSION:
+        raise SchemaTooNew(f"the document has version {version}, this holdfast knows {VERSION}: upgrade holdfast")
+    for name in _TEXTS:
+        if not isinstance(document.get(name), str | None):
+            raise InvalidArgument(f"'{name}' of a session document must be a string or null")
+    checked_owner(document.get("user_id"), "'user_id' of the document")
+    checked_owner(document.get("app_name"), "'app_name' of the document")
+    for name, kind in (("messages", list), ("facts", list), ("state", dict), ("metadata", dict)):
+        if not isinstance(document.get(name, kind()), kind):
+            raise InvalidArgument(f"'{name}' of a session document must be a {kind.__name__}")
+    for name in document.get("state", {}):
+        checked_name(name, "a state name")
+    _facts(document)
+    return document
+
+
+def restore(store: Store, session_id: str, data: dict[str, Any]) -> Log:
+    """Make the session say what the document says, by import or by appending what differs."""
+    document = checked(data)
+    while True:
+        log = store.find("session", session_id)
+        try:
+            if log is None:
+                return _import(store, session_id, document)
+            _overwrite(store, log, document)
+            return log
+        except (Conflict, SessionExists):
+            continue  # somebody wrote meanwhile: look again
+
+
+def _named(document: dict[str, Any]) -> dict[str, Any]:
+    found = {name: document[name] for name in ("title", "system", "work_dir") if document.get(name) is not None}
+    if document.get("metadata"):
+        found["metadata"] = document["metadata"]
+    return found
+
+
+def _messages(store: Store, document: dict[str, Any]) -> list[Draft]:
+    return [message_draft(Message.of(message), store.limits) for message in document.get("messages", [])]
+
+
+def _facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for fact in document.get("facts", []):
+        known = isinstance(fact, dict) and set(fact) <= _FACT_FIELDS and all(isinstance(v, str) for v in fact.values())
+        if not known or not fact.get("text") or fact.get("kind", "fact") not in FACT_KINDS:
+            raise InvalidArgument(
+                "a fact in a session document is a dict with 'id', 'text', 'kind', 'status' and 'ref'"
+            )
+        checked_name(fact.get("id"), "the id of a fact")
+        found[fact["id"]] = fact
+    return found
+
+
+def _import(store: Store, session_id: str, document: dict[str, Any]) -> Log:
+    drafts = [Draft(type="session.created", data=_named(document))]
+    drafts += [
+        Draft(type="state.set", data={"name": name, "value": value})
+        for name, value in document.get("state", {}).items()
+    ]
+    drafts += [Draft(type="fact.added", data=fact) for fact in _facts(document).values()]
+    drafts += _messages(store, document)
+    if document.get("active_agent") is not None:
+        drafts.append(Draft(type="agent.assigned", data={"agent": document["active_agent"]}))
+    drafts += _moves_to(document.get("status"))
+    return store.create(
+        "session", session_id, drafts, user_id=document.get("user_id"), app_name=document.get("app_name")
     )
-    view, hash = _unb64(packed["view"]), bytes.fromhex(packed["hash"])
-    assert view is not None
-    head = Head(
-        head=packed["head"],
-        hash=hash,
-        epoch=packed["epoch"],
-        tokens=packed["tokens"],
-        view=view,
-        busy=packed["busy"],
-        marks=packed["marks"],
-        updated_at=packed["updated_at"],
-    )
-    kept = Kept(log, tenant, head)
-    for seq, at, type, header, tokens, body, tomb, digest, mark in packed["rows"]:
-        kept.rows.append(
-            Row(seq, at, type, _unb64(header), tokens, _unb64(body), _unb64(tomb), base64.b64decode(digest))
-        )
-        kept.marked.append(mark)
-    kept.names = {name: (list(seqs), list(refs)) for name, (seqs, refs) in packed["names"].items()}
-    kept.once = {
-        key: Once(digest=base64.b64decode(digest), first=first, last=last)
-        for key, (digest, first, last) in packed["once"].items()
+
+
+def _moves_to(status: object) -> Iterable[Draft]:
+    if status in ("paused", "closed", "archived"):
+        move = {"paused": "pause", "closed": "close", "archived": "archive"}[str(status)]
+        yield Draft(type=MOVES["open"][move], data={"restored": True})
+
+
+def _content(document: dict[str, Any]) -> bytes:
+    """What two documents must share to be the same: everything but times and counters."""
+    messages = []
+    for message in document.get("messages", []):
+        plain = Message.of(message).to_dict()
+        plain.pop("created_at", None)
+        messages.append(plain)
+    facts = sorted(_facts(document).values(), key=lambda fact: str(fact["id"]))
+    active = document.get("active_agent")
+    return codec.encode([_named(document), messages, document.get("state", {}), facts, active], room=codec.WRAPPING)
+
+
+def _overwrite(store: Store, log: Log, document: dict[str, Any]) -> None:
+    expected = store.head(log).head
+    current = document_of(store, log)
+    if _content(current) == _content(document):
+        return
+    state = document.get("state", {})
+    restored = _named(document) | {
+        "state": state,
+        "dropped": sorted(set(current["state"]) - set(state)),
     }
-    kept.blobs = {digest: base64.b64decode(data) for digest, data in packed["blobs"].items()}
-    kept.snapshots = [(seq, base64.b64decode(view)) for seq, view in packed["snapshots"]]
-    kept.columns = dict(packed["columns"])
-    if packed.get("keep") is not None:
-        *keep, kept.due = packed["keep"]
-        kept.keep = Keep(*keep)
-    return kept
+    for name in ("title", "system", "work_dir"):
+        if current[name] is not None and document.get(name) is None:
+            restored[name] = None
+    if current["metadata"] and not document.get("metadata"):
+        restored["metadata"] = {}
+    if document.get("active_agent") is not None:
+        restored["active"] = document["active_agent"]
+    drafts = [Draft(type="view.restored", data=restored)]
+    before, after = _facts(current), _facts(document)
+    drafts += [Draft(type="fact.removed", data={"id": id}) for id in sorted(before) if id not in after]
+    drafts += [
+        Draft(type="fact.updated" if id in before else "fact.added", data=fact)
+        for id, fact in after.items()
+        if before.get(id) != fact
+    ]
+    drafts += _messages(store, document)
+    store.append(log, drafts, expected=expected)
+
+
+def bytes_named(event: Event) -> list[str]:
+    """The blobs that an event names: parts of its message, a tool's result that was too long for one, a prompt."""
+    if event.erased:
+        return []
+    if event.type == "model.called":
+        return [event.data["context"]] if "context" in event.data else []
+    if event.type not in MESSAGE_TYPES:
+        return []
+    whole = event.data.get("whole")
+    return [*blobs_in(message_data(event)), *([] if whole is None else [whole])]
+
+
+def blob_names(rows: Iterable[Row]) -> list[str]:
+    """The blobs that the rows name, each once."""
+    found: dict[str, None] = {}
+    for row in rows:
+        found |= dict.fromkeys(bytes_named(Event(row)))
+    return list(found)
+
+
+def blobs_removed(rows: Iterable[Row]) -> set[str]:
+    """The blobs that redactions among the rows took away, as they say themselves; or an import, of its original."""
+    return {digest for row in rows if row.type in REMOVING for digest in Event(row).data.get("blobs", ())}

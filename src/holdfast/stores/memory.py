@@ -9,15 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from holdfast.clock import REAL, Ids, crashpoint
 from holdfast.errors import Conflict, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
-from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.log.view import view_of
-from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import DERIVING, Burial, shared_records
-from holdfast.stores.lease import Claim, Lease
-from holdfast.stores.plan import (
+from holdfast.stores.append import (
     Appended,
     Batch,
     Head,
@@ -31,8 +28,11 @@ from holdfast.stores.plan import (
     repeated,
     request,
 )
+from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
+from holdfast.stores.erasure import DERIVING, Burial, shared_records
+from holdfast.stores.key_values import MemorySlips
+from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.rows import new_log, replay, searchable
-from holdfast.stores.slips import MemorySlips
 
 
 class Kept:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from holdfast.clock import REAL, Ids, crashpoint
 from holdfast.errors import (
     AgentError,
     Conflict,
@@ -20,12 +21,22 @@ from holdfast.errors import (
     SessionNotFound,
     StaleEpoch,
 )
-from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
+from holdfast.stores.append import (
+    Appended,
+    Batch,
+    Head,
+    Request,
+    first_head,
+    forked_head,
+    plan,
+    refuse_removal,
+    repeated,
+    request,
+)
 from holdfast.stores.base import MAX_SEQ, Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import DERIVING, Burial, shared_records
-from holdfast.stores.keys import (
+from holdfast.stores.encrypted_rows import (
     Keys,
     blob_name,
     hidden,
@@ -38,20 +49,11 @@ from holdfast.stores.keys import (
     sealed_tomb,
     shown,
 )
+from holdfast.stores.encryption import DataKey, MasterKey
+from holdfast.stores.erasure import DERIVING, Burial, shared_records
+from holdfast.stores.key_values import PostgresSlips
 from holdfast.stores.lease import Claim, Lease
-from holdfast.stores.plan import (
-    Appended,
-    Batch,
-    Head,
-    Request,
-    first_head,
-    forked_head,
-    plan,
-    refuse_removal,
-    repeated,
-    request,
-)
-from holdfast.stores.postgres_server import MAX_CONNECTIONS, STRIPES, Connection, DatabaseError, PostgresServer
+from holdfast.stores.postgres_connections import MAX_CONNECTIONS, STRIPES, Connection, DatabaseError, PostgresServer
 from holdfast.stores.rows import (
     INDEX_BATCH,
     ancestry_bytes,
@@ -63,8 +65,6 @@ from holdfast.stores.rows import (
     session_columns,
     session_row,
 )
-from holdfast.stores.slips import PostgresSlips
-from holdfast.stores.vault import DataKey, MasterKey
 
 LOG = """SELECT l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.ancestry, s.user_id, s.app_name, l.parent,
     l.key FROM holdfast.logs l LEFT JOIN holdfast.sessions s ON s.log = l.log"""

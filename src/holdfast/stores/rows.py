@@ -8,13 +8,13 @@ from typing import Any
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
 from holdfast.log.messages import from_data
-from holdfast.log.names import HAS_NAMES, NameRow, columns_of, names_of
+from holdfast.log.named_values import HAS_NAMES, NameRow, columns_of, names_of
+from holdfast.log.search_words import stems, words
 from holdfast.log.view import is_marked, view_of
-from holdfast.log.words import stems, words
+from holdfast.stores.append import RETENTION_TYPES, SNAPSHOT_EVERY, Appended, Batch, Head, keep_of
 from holdfast.stores.base import Fork, Info, Log
-from holdfast.stores.keys import Keys
-from holdfast.stores.plan import RETENTION_TYPES, SNAPSHOT_EVERY, Appended, Batch, Head, keep_of
-from holdfast.stores.vault import DataKey
+from holdfast.stores.encrypted_rows import Keys
+from holdfast.stores.encryption import DataKey
 
 INDEX_BATCH = 500
 MAX_INDEXED = 400_000  # bytes of words of one message; PostgreSQL's tsvector holds no more than about 1 MiB

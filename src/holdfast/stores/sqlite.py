@@ -9,13 +9,24 @@ from typing import Any, TypeVar
 
 import apsw
 
+from holdfast.clock import REAL, Ids, crashpoint
 from holdfast.errors import Conflict, InvalidArgument, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
-from holdfast.ids import REAL, Ids, crashpoint
 from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Draft, Row
 from holdfast.log.messages import Limits
+from holdfast.stores.append import (
+    Appended,
+    Batch,
+    Head,
+    Request,
+    first_head,
+    forked_head,
+    plan,
+    refuse_removal,
+    repeated,
+    request,
+)
 from holdfast.stores.base import Due, Fork, Info, Log, Store
-from holdfast.stores.erasing import DERIVING, Burial, shared_records
-from holdfast.stores.keys import (
+from holdfast.stores.encrypted_rows import (
     Keys,
     blob_name,
     hidden,
@@ -28,19 +39,10 @@ from holdfast.stores.keys import (
     sealed_tomb,
     shown,
 )
+from holdfast.stores.encryption import DataKey, MasterKey
+from holdfast.stores.erasure import DERIVING, Burial, shared_records
+from holdfast.stores.key_values import SQLiteSlips
 from holdfast.stores.lease import Claim, Lease, boot_id
-from holdfast.stores.plan import (
-    Appended,
-    Batch,
-    Head,
-    Request,
-    first_head,
-    forked_head,
-    plan,
-    refuse_removal,
-    repeated,
-    request,
-)
 from holdfast.stores.rows import (
     INDEX_BATCH,
     ancestry_bytes,
@@ -52,9 +54,7 @@ from holdfast.stores.rows import (
     session_columns,
     session_row,
 )
-from holdfast.stores.slips import SQLiteSlips
-from holdfast.stores.sqlite_file import Connection, SQLiteFile, many, one
-from holdfast.stores.vault import DataKey, MasterKey
+from holdfast.stores.sqlite_connections import Connection, SQLiteFile, many, one
 
 T = TypeVar("T")
 SHIFT = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.ids import FixedIds
+from holdfast.clock import FixedIds
 from holdfast.models.scripted import call, error
 
 if TYPE_CHECKING:

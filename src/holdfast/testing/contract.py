@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from holdfast.clock import FixedIds
 from holdfast.errors import (
     AgentError,
     Conflict,
@@ -32,14 +33,13 @@ from holdfast.errors import (
     TurnOpen,
     ViewChanged,
 )
-from holdfast.ids import FixedIds
 from holdfast.log.events import Draft, Event, Row
-from holdfast.log.tombs import tomb
+from holdfast.log.tombstones import tomb
 from holdfast.log.view import view_of
+from holdfast.stores.append import Appended
 from holdfast.stores.base import Log, Store
-from holdfast.stores.erasing import Burial, plan_erasure, plan_redaction
+from holdfast.stores.erasure import Burial, plan_erasure, plan_redaction
 from holdfast.stores.lease import Claim, holder
-from holdfast.stores.plan import Appended
 
 HOSTILE = (
     "",
@@ -292,7 +292,7 @@ class StoreContract:
         def found(*words: str) -> list[int]:
             return store.search(log, words, [[1, 0]], 10)
 
-        from holdfast.log.words import words
+        from holdfast.log.search_words import words
 
         assert found(*words("DIAMOND")) == [2]
         assert found(*words("diamond ring")) == [2]

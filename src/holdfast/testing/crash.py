@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from holdfast.ids import arm
+from holdfast.clock import arm
 
 PATIENCE = 60.0  # seconds for a child that takes well under one when all is well
 

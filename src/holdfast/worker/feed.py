@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError
 from holdfast.log.events import Event, Row
-from holdfast.loop.crossing import off_thread
-from holdfast.loop.stream import StreamEvent
 from holdfast.stores.base import Log, Store
+from holdfast.turn.stream_events import StreamEvent
 
 HELD = 2000  # events and deltas that a tail keeps for readers that are a little behind
 PAGE = 100

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.clock import crashpoint
 from holdfast.errors import (
     Conflict,
     ImmutableSession,
@@ -22,14 +23,13 @@ from holdfast.errors import (
     SessionHeld,
     SessionNotFound,
 )
-from holdfast.ids import crashpoint
 from holdfast.log.events import Draft
 from holdfast.log.view import view_of
 from holdfast.policy.retention import Retention, Standing, Verdict, judge
+from holdfast.stores.append import Head
 from holdfast.stores.base import Due, Log, Store
 from holdfast.stores.lease import Claim, holder, lease_seconds
-from holdfast.stores.plan import Head
-from holdfast.stores.renewal import Renewal
+from holdfast.stores.lease_renewal import Renewal
 
 BATCH = 200
 REST = 2.0  # times what an act took

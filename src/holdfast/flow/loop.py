@@ -1,0 +1,51 @@
+"""Agents in rounds, until it is good."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import InvalidArgument
+from holdfast.flow.base import Flow, checked_number
+from holdfast.plan import Again
+from holdfast.tools.tool import EXIT, tool
+
+if TYPE_CHECKING:
+    from holdfast.turn.response import Response
+
+
+class LoopAgent(Flow):
+    """Agents that are asked one after the other, in rounds.
+
+    LoopAgent(name="writing", max_iterations=3, condition=lambda output: "good" not in output.text,
+              sub_agents=[writer, reviewer])
+
+    `condition`, a function or a coroutine function, sees the last response of each full round and says whether to go
+    on. An agent with the tool `exit_loop` can end the loop itself. Reaching `max_iterations` is a normal end.
+    """
+
+    def __init__(
+        self,
+        sub_agents: Any = (),  # noqa: ANN401 - as Flow has it
+        *,
+        max_iterations: int = 10,
+        condition: Callable[[Response], bool | Awaitable[bool]] | None = None,
+        **options: Any,  # noqa: ANN401 - those of Flow
+    ) -> None:
+        super().__init__(sub_agents, **options)
+        self.max_iterations = checked_number(max_iterations, "max_iterations")
+        if condition is not None and not callable(condition):
+            raise InvalidArgument("condition= is a function of a round's last response: True means go on")
+        self.condition = condition
+
+    def plan(self) -> Again:
+        return Again(name=self.name, steps=self._plans(), most=self.max_iterations, goes_on=self.condition)
+
+
+def _exit() -> str:
+    """End the loop: what is there is good enough, and nobody needs to be asked again."""
+    raise AssertionError("the loop answers this call itself")
+
+
+exit_loop = replace(tool(name="exit_loop")(_exit), signal=EXIT)

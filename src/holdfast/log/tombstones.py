@@ -1,0 +1,88 @@
+"""What is left of an event whose payload is erased: its commitment, and the few numbers and names that folds need.
+
+The chain checks by the commitment. The rest keeps the view, the usage and the names rebuildable: which call a result
+answered, which name a value had. Never a text that somebody wrote.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+from holdfast.errors import CorruptLog
+from holdfast.log import codec
+from holdfast.log.chain import estimate
+from holdfast.log.events import MESSAGE_TYPES, SALT, Event
+from holdfast.log.named_values import NAMED_FIELDS
+
+# Fields that hold no text of a person or a model.
+_STRUCTURE = {
+    "agent.assigned": ("agent",),
+    "agent.failed": ("path", "at"),
+    "agent.finished": ("path",),
+    "agent.started": ("agent", "path", "active", "branches"),
+    "approval.decided": ("call_id", "approved"),
+    "approval.requested": ("call_id", "name"),
+    "loop.ended": ("path", "iterations", "reason"),
+    "message.added": ("rejected",),
+    "message.queued": ("agent", "on_busy", "run"),
+    "model.called": ("step", "provider", "model", "from", "upto", "pinned", "shortened"),
+    "model.replied": ("usage", "stop_reason", "provider", "model", "aside"),
+    "retention.set": ("ttl_days", "archive_after_days", "auto_prune", "prune_strategy", "max_messages", "immutable"),
+    "session.forked": ("at",),
+    "summary.added": ("usage", "covers"),
+    "tool.called": ("call_id", "name"),
+    "tool.returned": ("call_id", "name", "effect", "unknown", "usage", "handoff", "exit"),
+    "turn.cancelled": ("usage",),
+    "turn.failed": ("usage",),
+    "turn.finished": ("usage",),
+    "turn.started": ("agent", "question"),
+    "view.compacted": ("after", "drop", "strategy"),
+    "view.pruned": ("after", "drop", "strategy"),
+    "view.restored": ("active",),
+    "view.rewound": ("to", "ranges", "active"),
+    "view.unpruned": ("of", "ranges"),
+}
+_NAMES = {
+    "fact.added": ("id",),
+    "fact.removed": ("id",),
+    "fact.updated": ("id",),
+    "memory.ingested": ("uid", "upto"),
+    "state.deleted": ("name",),
+    "state.set": ("name",),
+    "view.rewound": ("state",),
+    "view.restored": ("dropped",),
+}
+
+
+def tomb(event: Event, *, names: bool) -> bytes:
+    """The tombstone of an event. Without `names` the names of state and the ids of facts go as well."""
+    if event.body is None:
+        kept = event.data if names else _structure(event)
+        return (event.tomb or b"")[:32] + (codec.encode(kept) if kept else b"")
+    try:
+        data, kept = event.data, _structure(event)
+    except CorruptLog:  # it cannot be read, and is to go all the same
+        return sha256(event.body).digest()
+    if names:
+        kept |= {field: data[field] for field in _NAMES.get(event.type, ()) if field in data}
+        if event.type == "view.restored":
+            kept["state"] = dict.fromkeys(data["state"])
+        if event.type in ("session.created", "session.changed", "session.forked", "view.restored"):
+            kept |= {field: None for field in NAMED_FIELDS if field in data}
+    return sha256(event.body).digest() + (codec.encode(kept) if kept else b"")
+
+
+def _structure(event: Event) -> dict[str, Any]:
+    data = event.data
+    found = {field: data[field] for field in _STRUCTURE.get(event.type, ()) if field in data}
+    role = data.get("role") or data.get("message", {}).get("role")
+    if event.type in MESSAGE_TYPES and role is not None:
+        found["role"] = role
+    if event.type in MESSAGE_TYPES and event.body is not None:
+        found["tokens"] = estimate(len(event.body) - SALT)  # so that the running sum can still be checked
+    elif "tokens" in data:
+        found["tokens"] = data["tokens"]
+    if data.get("rejected"):
+        found["rejected"] = True  # why it was is the model's own text
+    return found

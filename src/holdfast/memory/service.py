@@ -1,0 +1,188 @@
+"""What a memory is, and what a service that finds memories does.
+
+A memory is an event of a log: text that somebody wanted kept, with a key, a kind, a confidence, an expiry and where it
+came from. What is returned is a value; the log stays the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from holdfast.errors import InvalidArgument, InvalidId
+from holdfast.log import codec
+from holdfast.log.events import to_datetime
+from holdfast.log.identifiers import checked_name
+
+if TYPE_CHECKING:
+    from holdfast.memory.memory_log import Shelf
+    from holdfast.stores.base import Log
+
+MAX_TEXT = 16 << 10  # bytes of one memory: a statement, not a document
+MAX_QUERY = 64 << 10
+MAX_KIND = 64
+MAX_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a memory came from: a session, and the events of it that say so."""
+
+    session_id: str
+    seqs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """A memory, as it was when it was read. `score` says how well it fits a search, and means something only there."""
+
+    key: str
+    text: str
+    kind: str = "fact"
+    confidence: float = 1.0
+    expires_at: datetime | None = None
+    source: Source | None = None
+    created_at: datetime
+    updated_at: datetime
+    score: float | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A memory that is to be kept, checked."""
+
+    key: str
+    text: str
+    kind: str = "fact"
+    confidence: float = 1.0
+    expires_at: int | None = None  # microseconds
+    source: dict[str, Any] | None = None  # as the event has it: session, uid, and the seqs by the log that holds them
+    extras: Mapping[str, Any] = field(default_factory=dict)  # what the service keeps with the text
+
+    def data(self, app: str | None) -> dict[str, Any]:
+        found: dict[str, Any] = {"app": app, "key": self.key, "text": self.text, "kind": self.kind}
+        found["confidence"] = self.confidence
+        if self.expires_at is not None:
+            found["expires_at"] = self.expires_at
+        if self.source is not None:
+            found["source"] = self.source
+        return found | dict(self.extras)
+
+
+class Hit(NamedTuple):
+    """A memory that a search found: the event, how well it fits, and whether well enough to be put before a model."""
+
+    seq: int
+    score: float
+    fits: bool
+    share: float = 0.0  # of what the query says in telling words, how much the memory has
+
+
+class Service(Protocol):
+    """How memories are found. It keeps nothing that the log does not have."""
+
+    def describe(self) -> str:
+        """What it goes by, in words for a person."""
+        ...
+
+    def extras(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """What is kept with each of these texts, so that they can be found."""
+        ...
+
+    def ranked(self, shelf: Shelf, log: Log | None, live: Mapping[str, int], query: str) -> list[Hit]:
+        """Of the living memories (key and event) those that fit the query, best first. Without a log there are none,
+        and whatever was kept of an earlier one is dropped."""
+        ...
+
+
+def remembered(data: Mapping[str, Any], at: int, score: float | None = None) -> Remembered:
+    """The memory that an event of this moment brought."""
+    expires, source = data.get("expires_at"), data.get("source")
+    return Remembered(
+        key=data["key"],
+        text=data["text"],
+        kind=data["kind"],
+        confidence=data["confidence"],
+        expires_at=None if expires is None else to_datetime(expires),
+        source=None if source is None else Source(session_id=source["session"], seqs=seqs_of(source)),
+        created_at=to_datetime(data.get("created", at)),
+        updated_at=to_datetime(data.get("updated", at)),
+        score=score,
+    )
+
+
+def said(data: Mapping[str, Any]) -> str:
+    """What a memory is found by: its key is chosen to say something too."""
+    return f"{data['key']} {data['text']}"
+
+
+def seqs_of(source: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(sorted(seq for seqs in source["events"].values() for seq in seqs))
+
+
+# -- what may be kept --------------------------------------------------------------------------------------------------
+
+
+def checked_key(key: object) -> str:
+    """1 to 512 bytes on one line: a key is shown in prompts and stands in addresses."""
+    found = checked_name(key, "the key of a memory")
+    if min(found) < " " or "\x7f" in found:
+        raise InvalidId(f"the key of a memory, {key!r}, has a line end or a control character: leave it out")
+    return found
+
+
+def checked_text(text: object) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidArgument(f"a memory is a text that says something, not {text!r}")
+    codec.text_bytes(text, "a memory", MAX_TEXT)
+    return text
+
+
+def checked_kind(kind: object) -> str:
+    return checked_name(kind, "the kind of a memory", MAX_KIND)
+
+
+def checked_confidence(confidence: object, what: str = "confidence") -> float:
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
+        raise InvalidArgument(f"{what}={confidence!r}: use a number from 0 (a guess) to 1 (certain)")
+    return float(confidence)
+
+
+def checked_limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_LIMIT:
+        raise InvalidArgument(f"limit={limit!r}: use a whole number from 0 to {MAX_LIMIT}")
+    return limit
+
+
+def checked_query(query: object) -> str:
+    if not isinstance(query, str):
+        raise InvalidArgument(f"search takes words, not {type(query).__name__}")
+    codec.text_bytes(query, "a query", MAX_QUERY)
+    return query
+
+
+def checked_expiry(expires: timedelta | float | datetime | None, now: int) -> int | None:
+    """When a memory expires, in microseconds: after a span, after seconds, or at a moment."""
+    if expires is None:
+        return None
+    if isinstance(expires, datetime):
+        at = round((expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+    elif isinstance(expires, timedelta):
+        at = now + round(expires.total_seconds() * 1_000_000)
+    elif isinstance(expires, int | float) and not isinstance(expires, bool) and abs(expires) < 1e12:
+        at = now + round(expires * 1_000_000)
+    else:
+        raise InvalidArgument(f"expires={expires!r}: use a timedelta, a number of seconds, or a datetime")
+    if not now < at:
+        raise InvalidArgument(f"expires={expires!r} lies in the past: choose a later moment, or forget the memory")
+    if at > _LAST:
+        raise InvalidArgument(f"expires={expires!r} is later than any date: leave it out to keep the memory for good")
+    return at
+
+
+_LAST = round(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1_000_000)

@@ -1,0 +1,1 @@
+"""JSON Schema: of functions, of answers, and the check."""

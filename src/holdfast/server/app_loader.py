@@ -1,0 +1,138 @@
+"""Agents, tools and a memory from a user's own file or module: `holdfast serve app.py`, `holdfast serve shop:app`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from holdfast.agent import Agent
+from holdfast.errors import InvalidArgument
+from holdfast.log.identifiers import checked_id
+from holdfast.memory.memory import Memory
+from holdfast.tools.tool import Tool
+
+_MODULE = "holdfast_app"  # a file is loaded under this name, so that it hides no module
+
+
+class App(NamedTuple):
+    """What a file brings to a server."""
+
+    agents: dict[str, Agent]
+    tools: dict[str, Tool]
+    memory: Memory | None  # how the server finds memories; None: by keywords
+
+
+def load_app(target: str) -> App:
+    """The agents, tools and memory behind `app.py`, `app.py:name`, `module` or `module:name`.
+
+    Named or not, `app` is an agent, or a list or dict of agents; without one, every agent of the module counts. An
+    agent's id is its name, else the variable or key that holds it. The tools of these agents and every `@tool` of the
+    module can be given to stored agents by name; those that come with an agent's memory cannot. A `Memory` of the
+    module is the server's; with several, `memory`.
+    """
+    module, wanted = _loaded(target)
+    if wanted is not None and not hasattr(module, wanted):
+        raise InvalidArgument(f"{target!r}: there is no {wanted!r} in it")
+    given = getattr(module, wanted or "app", None)
+    pairs = list(_variables(module) if given is None else _named(wanted or "app", given))
+    agents: dict[str, Agent] = {}
+    for variable, agent in pairs:
+        name = checked_id(agent.name or variable, "the name of an agent")
+        if agents.setdefault(name, agent) is not agent:
+            raise InvalidArgument(f"{target!r}: two agents are named {name!r}, and a name finds one agent")
+    if not agents:
+        raise InvalidArgument(f"{target!r} has no agents: define one, as in agent = Agent(name='support', ...)")
+    own = [value for value in vars(module).values() if isinstance(value, Tool)]
+    tools = _tools(target, [*own, *(tool for agent in agents.values() for tool in agent.own_tools.values())])
+    return App(agents, tools, _memory(target, module))
+
+
+def _memory(target: str, module: ModuleType) -> Memory | None:
+    found = {id(value): value for value in vars(module).values() if isinstance(value, Memory)}
+    if len(found) > 1:
+        chosen = getattr(module, "memory", None)
+        if not isinstance(chosen, Memory):
+            raise InvalidArgument(f"{target!r} has {len(found)} memories: call the one of the server 'memory'")
+        return chosen
+    return next(iter(found.values()), None)
+
+
+def _loaded(target: str) -> tuple[ModuleType, str | None]:
+    place, colon, wanted = target.rpartition(":")
+    if not colon:
+        place, wanted = target, ""
+    if place.endswith(".py") or "/" in place:
+        module = _from_file(Path(place))
+    else:
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # as `python -m` does: a module beside us can be named
+        try:
+            module = import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise  # it is there, and misses something itself
+            raise InvalidArgument(f"{target!r}: there is no module {place!r}; a file is named with its .py") from error
+        except (ValueError, TypeError) as error:
+            raise InvalidArgument(f"{target!r} is not the name of a module: write app.py or module:app") from error
+    return module, wanted or None
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidArgument(f"there is no file {str(path)!r}")
+    spec = spec_from_file_location(_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise InvalidArgument(f"{str(path)!r} is not a Python file: name it .py")
+    module = module_from_spec(spec)
+    sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
+    sys.path.insert(0, str(path.resolve().parent))  # as `python app.py` does
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[_MODULE]
+        raise
+    return module
+
+
+def _variables(module: ModuleType) -> Iterator[tuple[str, Agent]]:
+    seen: set[int] = set()
+    for name, value in vars(module).items():
+        if isinstance(value, Agent) and not name.startswith("_") and id(value) not in seen:
+            seen.add(id(value))
+            yield name, value
+
+
+def _named(variable: str, given: Any) -> Iterator[tuple[str, Agent]]:  # noqa: ANN401 - whatever the user wrote
+    if isinstance(given, Agent):
+        yield variable, given
+    elif isinstance(given, Mapping):
+        for key, agent in given.items():
+            yield str(key), _checked(variable, agent)
+    elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        for place, agent in enumerate(given):
+            if not _checked(variable, agent).name:
+                raise InvalidArgument(f"{variable}[{place}] has no name: give it one, as in Agent(name='support', ...)")
+            yield "", agent
+    else:
+        raise InvalidArgument(f"{variable} is an Agent, or a list or dict of them, not {type(given).__name__}")
+
+
+def _checked(variable: str, agent: object) -> Agent:
+    if not isinstance(agent, Agent):
+        raise InvalidArgument(f"{variable} holds agents, and a {type(agent).__name__} is none")
+    return agent
+
+
+def _tools(target: str, found: Iterable[Tool]) -> dict[str, Tool]:
+    tools: dict[str, Tool] = {}
+    for tool in found:
+        if tools.setdefault(tool.name, tool) is not tool:
+            raise InvalidArgument(
+                f"{target!r}: two tools are named {tool.name!r}, and stored agents name tools: @tool(name='...')"
+            )
+    return tools

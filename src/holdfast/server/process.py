@@ -1,0 +1,93 @@
+"""The server as a process: uvicorn around the application, and an end that loses nothing.
+
+uvicorn runs the lifespan's end only after all connections are closed, so streams must end before it: the first SIGTERM
+ends them, with a word to the client to come back, and intake stops with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from holdfast.server.app import Server, create_app
+from holdfast.server.config import Config
+from holdfast.server.http.header_limits import LimitedHeads
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which ends the streams when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._holdfast = server
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._captured_signals.clear()  # they were obeyed: raised again, they would end the process before its time
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stop()
+        super().handle_exit(sig, frame)
+
+    def stop(self) -> None:
+        """End the streams and stop; from a signal handler or another thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._holdfast.drain)
+        self.should_exit = True
+
+
+def uvicorn_config(app: FastAPI, config: Config, **more: Any) -> uvicorn.Config:  # noqa: ANN401 - uvicorn's own
+    options: dict[str, Any] = {
+        "host": config.host,
+        "port": config.port,
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "date_header": False,
+        "proxy_headers": config.behind_proxy,
+        "timeout_graceful_shutdown": int(config.drain) + 3,  # what waits for a run is answered before that
+        "timeout_keep_alive": 30,
+        "http": LimitedHeads,
+        "ssl_certfile": config.tls_cert,
+        "ssl_keyfile": config.tls_key,
+        **more,
+    }
+    return uvicorn.Config(app, **options)
+
+
+def run(server: Server, *, sockets: list[socket.socket] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    DrainingServer(uvicorn_config(create_app(server), server.config), server).run(sockets)
+
+
+def bound(config: Config) -> list[socket.socket]:
+    """The socket to listen on, bound now: so that a port that is taken is a clear error, and port 0 has a number."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with _closing_on_error(listening):
+        listening.bind((config.host, config.port))
+        listening.listen(1024)
+        listening.set_inheritable(False)
+    return [listening]
+
+
+@contextlib.contextmanager
+def _closing_on_error(listening: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        listening.close()
+        raise

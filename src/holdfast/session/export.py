@@ -1,0 +1,321 @@
+"""Taking a session out and in: export, import and verification."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import html
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.errors import CorruptLog, InvalidArgument, NotJSON, SchemaTooNew
+from holdfast.log import chain, codec
+from holdfast.log.events import COMMITMENT, MESSAGE_TYPES, SALT, VERSIONS, Draft, Event, Row, message_data
+from holdfast.log.identifiers import checked_id
+from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, from_data
+from holdfast.stores.documents import blob_names, blobs_removed, message_of
+from holdfast.stores.urls import open_store
+
+if TYPE_CHECKING:
+    from holdfast.agent import Agent
+    from holdfast.stores.base import Log, SessionStore, Store
+
+FORMATS = ("jsonl", "markdown", "html")
+EXPORT_VERSION = 1
+
+
+class Archive:
+    """The export, import and verify methods of a session."""
+
+    store: Store
+    _log: Log
+
+    if TYPE_CHECKING:
+
+        @classmethod
+        def _of(cls, store: Store, log: Log, agent: Agent | None = None) -> Self: ...
+        @property
+        def messages(self) -> list[Message]: ...
+        @property
+        def title(self) -> str | None: ...
+
+    def verify(self) -> chain.Verification:
+        """Check the hash chain of the whole log; false, and naming the first bad event, if anything was altered."""
+        return self.store.verify(self._log)
+
+    def export(self, format: str = "jsonl") -> str:
+        """The log as JSON lines (everything, verifiable without a database), or the messages as Markdown or HTML."""
+        if format == "jsonl":
+            return export_jsonl(self.store, self._log)
+        if format == "markdown":
+            return _markdown(self.title or self._log.id, self.messages)
+        if format == "html":
+            return _html(self.title or self._log.id, self.messages)
+        raise InvalidArgument(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
+
+    @classmethod
+    def import_(
+        cls,
+        source: str | Path,
+        *,
+        session_id: str | None = None,
+        store: Store | SessionStore | str | None = None,
+        agent: Agent | None = None,
+    ) -> Self:
+        """A session from the text or the file of a jsonl export, with its whole log; its chain is checked first."""
+        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+        exported = read_jsonl(text)
+        verdict = exported.verify()
+        if not verdict:
+            raise CorruptLog(f"the export does not verify: {verdict.reason}")
+        found = open_store(store)
+        name = checked_id(session_id if session_id is not None else exported.id)
+        log = found.adopt(
+            "session",
+            name,
+            exported.origin,
+            exported.rows,
+            exported.blobs,
+            [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed})],
+            user_id=exported.user_id,
+            app_name=exported.app_name,
+        )
+        return cls._of(found, log, agent)
+
+
+# -- JSON lines --------------------------------------------------------------------------------------------------------
+
+
+def export_jsonl(store: Store, log: Log) -> str:
+    """A line an event. The first one also says what the log is, so that the file stands on its own."""
+    lines: list[str] = []
+    removed = store.blobs_removed(log)
+    seen = set(removed)
+    for row in store.walk(log, 1, store.head(log).head):
+        event = Event(row)
+        line: dict[str, Any] = {
+            "seq": row.seq,
+            "timestamp": event.timestamp.isoformat(),
+            "type": event.type,
+            "role": None,
+            "message": None,
+            "metadata": {},
+            "tool_calls": [],
+            "at": row.at,
+            "v": event.v,
+            "run": event.run,
+            "branch": event.branch,
+            "author": event.author,
+            "actor": event.actor,
+            "hash": row.hash.hex(),
+        }
+        if event.body is None:
+            line["commitment"] = (event.tomb or b"").hex()
+        else:
+            # The payload as the bytes that were hashed: canonical JSON, so that reading and writing it gives them back.
+            line |= {"salt": event.body[:SALT].hex(), "data": codec.decode(event.body[SALT:])}
+        if event.type in MESSAGE_TYPES and message_data(event):
+            line |= _readable(message_of(store, log, row))
+        new = [digest for digest in blob_names([row]) if digest not in seen]
+        if new:
+            seen.update(new)
+            line["blobs"] = {digest: base64.b64encode(store.blob(log, digest)).decode() for digest in new}
+        if row.seq == 1:
+            line["log"] = {
+                "version": EXPORT_VERSION,
+                "id": log.id,
+                "origin": log.origin,
+                "user_id": log.user_id,
+                "app_name": log.app_name,
+                "removed": sorted(removed),
+            }
+        lines.append(codec.encode(line, room=codec.WRAPPING).decode())
+    return "\n".join(lines) + "\n"
+
+
+def _readable(message: Message) -> dict[str, Any]:
+    """What a person reads of a message in a line of an export."""
+    found = message.to_dict()
+    content = found["content"]
+    return {
+        "role": found["role"],
+        "message": content if isinstance(content, str) else _plain(content),
+        "metadata": found.get("metadata", {}),
+        "tool_calls": found.get("tool_calls", []),
+    }
+
+
+def _plain(content: object) -> str | None:
+    if not isinstance(content, list):
+        return None
+    return "".join(part.get("text", part.get("content", "")) for part in content)
+
+
+class Exported:
+    """A jsonl export, read back: enough to verify it or to make a session of it."""
+
+    def __init__(
+        self, about: dict[str, Any], rows: list[Row], blobs: dict[str, bytes], said: list[dict[str, Any]]
+    ) -> None:
+        self._said = said  # what each line tells a reader
+        self.id: str = about["id"]
+        self.origin: str = about["origin"]
+        self.user_id: str | None = about.get("user_id")
+        self.app_name: str | None = about.get("app_name")
+        self.removed: list[str] = about.get("removed", [])  # bytes that were redacted
+        self.rows, self.blobs = rows, blobs
+
+    def verify(self) -> chain.Verification:
+        found = chain.verify(self.origin, self.rows)
+        if found:
+            removed = {*blobs_removed(self.rows), *self.removed}
+            for row in self.rows:
+                for digest in blob_names([row]):
+                    if digest not in removed and sha256(self.blobs.get(digest, b"")).hexdigest() != digest:
+                        reason = f"the bytes of event {row.seq} are missing or altered"
+                        return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
+            for row, said in zip(self.rows, self._said, strict=True):
+                if said != self._told(row):
+                    reason = f"what line {row.seq} tells a reader is not what event {row.seq} says"
+                    return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
+        return found
+
+    def _told(self, row: Row) -> dict[str, Any]:
+        """What the line of a row must tell a reader."""
+        event = Event(row)
+        told: dict[str, Any] = {"role": None, "message": None, "metadata": {}, "tool_calls": []}
+        data = message_data(event) if event.type in MESSAGE_TYPES else {}
+        if data:
+            told = _readable(from_data(data, lambda digest: self.blobs[digest], author=event.author))
+        return told | {"timestamp": event.timestamp.isoformat()}
+
+
+def read_jsonl(text: str) -> Exported:
+    """Parse a jsonl export; what it says is not believed until it is verified."""
+    about: dict[str, Any] | None = None
+    rows: list[Row] = []
+    blobs: dict[str, bytes] = {}
+    said: list[dict[str, Any]] = []
+    tokens = 0
+    for number, text_line in enumerate(text.split("\n"), 1):
+        if not text_line.strip():
+            continue
+        try:
+            line = codec.parse(text_line, room=codec.WRAPPING)
+            about = about or _about(line)
+            row = _row_of(line, tokens)
+            tokens = row.tokens
+            rows.append(row)
+            said.append({name: line[name] for name in ("role", "message", "metadata", "tool_calls", "timestamp")})
+            for digest, data in line.get("blobs", {}).items():
+                blobs[digest] = base64.b64decode(data, validate=True)
+        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+            if isinstance(error, SchemaTooNew):
+                raise
+            raise InvalidArgument(f"line {number} is not a line of a jsonl export: {error!r}") from error
+    if about is None:
+        raise InvalidArgument("the export is empty")
+    return Exported(about, rows, blobs, said)
+
+
+def _about(line: dict[str, Any]) -> dict[str, Any]:
+    about: dict[str, Any] = line["log"]
+    if about["version"] > EXPORT_VERSION:
+        raise SchemaTooNew(
+            f"the export has version {about['version']}, this holdfast knows {EXPORT_VERSION}: upgrade it"
+        )
+    if not isinstance(about["id"], str) or not isinstance(about["origin"], str):
+        raise NotJSON("the first line must say which log it is")
+    return about
+
+
+def _row_of(line: dict[str, Any], tokens: int) -> Row:
+    kind, v = line["type"], line["v"]
+    if kind not in VERSIONS:
+        raise SchemaTooNew(f"event {line['seq']} has the unknown type {kind!r}: upgrade holdfast to read it")
+    rest = [v, line["run"], line["branch"], line["author"], line["actor"]]
+    header = None if rest == [1, None, None, None, None] else codec.encode(rest)
+    body = tomb = None
+    if "data" in line:
+        salt, payload = bytes.fromhex(line["salt"]), codec.encode(line["data"], room=codec.WRAPPING)
+        if len(salt) != SALT:
+            raise NotJSON("a salt has 16 bytes")
+        body = salt + payload
+        tokens += chain.estimate(len(payload)) if kind in MESSAGE_TYPES else 0
+    else:
+        tomb = bytes.fromhex(line["commitment"])
+        left = tomb[COMMITMENT:]
+        tokens += codec.decode(left).get("tokens", 0) if left and kind in MESSAGE_TYPES else 0
+    return Row(int(line["seq"]), int(line["at"]), kind, header, tokens, body, tomb, bytes.fromhex(line["hash"]))
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def _blocks(message: Message) -> list[tuple[str, str]]:
+    """(kind, text) of each part of a message, for a reader."""
+    found = []
+    for part in message.parts:
+        if isinstance(part, Text | Thinking):
+            found.append((part.type, part.text))
+        elif isinstance(part, ToolCall):
+            arguments = part.arguments if isinstance(part.arguments, str) else codec.encode(part.arguments).decode()
+            found.append(("call", f"{part.name}({arguments})"))
+        elif isinstance(part, ToolResult):
+            found.append(("error" if part.is_error else "result", part.content))
+        else:
+            where = part.url or f"{part.media_type}, {len(part.data or b'')} bytes"
+            found.append((part.type, f"{part.name or part.type}: {where}"))
+    return found
+
+
+def _markdown(title: str, messages: list[Message]) -> str:
+    lines = [f"# {_one_line(title)}", ""]
+    for message in messages:
+        lines += [f"## {_one_line(message.author)} ({message.role})", ""]
+        for kind, text in _blocks(message):
+            if kind == "text":
+                lines += [text, ""]
+            else:
+                fence = "`" * (max((len(run) for run in _backticks(text)), default=2) + 1)
+                lines += [f"*{kind}*", "", fence, text, fence, ""]
+    return "\n".join(lines)
+
+
+def _backticks(text: str) -> list[str]:
+    runs, run = [], ""
+    for character in text + "\0":
+        if character == "`":
+            run += character
+        elif run:
+            runs.append(run)
+            run = ""
+    return [run for run in runs if len(run) >= 2]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:48rem;margin:2rem auto;padding:0 1rem}"
+    "article{border-left:3px solid #bbb;padding:.2rem 1rem;margin:1rem 0}"
+    "article.user{border-color:#36c}article.assistant{border-color:#393}article.tool{border-color:#c83}"
+    "pre,p{white-space:pre-wrap;overflow-wrap:anywhere}h2{font-size:1rem}"
+)
+
+
+def _html(title: str, messages: list[Message]) -> str:
+    escape = html.escape
+    body = []
+    for message in messages:
+        parts = "".join(
+            f"<p>{escape(text)}</p>" if kind == "text" else f"<p><em>{escape(kind)}</em></p><pre>{escape(text)}</pre>"
+            for kind, text in _blocks(message)
+        )
+        body.append(f'<article class="{escape(message.role)}"><h2>{escape(message.author)}</h2>{parts}</article>')
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+        f"<h1>{escape(title)}</h1>{''.join(body)}</html>\n"
+    )

@@ -1,0 +1,378 @@
+"""What one append will write, decided before it is written. Pure, so that every store decides alike.
+
+The order of the checks is a promise: the idempotency key first (a hit gives the first outcome, whatever the head and
+epoch are now), then limits, then the fence, then the head, then the rules of the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.errors import (
+    Conflict,
+    ImmutableSession,
+    InvalidArgument,
+    KeyReused,
+    LifecycleError,
+    LimitExceeded,
+    SessionBusy,
+    SessionHeld,
+    StaleEpoch,
+)
+from holdfast.log import chain, codec
+from holdfast.log.events import MESSAGE_TYPES, SALT, VERSIONS, Draft, Row
+from holdfast.log.messages import Limits
+from holdfast.log.named_values import HAS_NAMES, NameRow, columns_of, names_of
+from holdfast.log.times import microseconds
+from holdfast.log.view import TURN_ENDS, View, is_marked, view_of
+from holdfast.stores.lease import Claim, Lease
+
+if TYPE_CHECKING:
+    from holdfast.stores.base import Fork
+
+# What an immutable session refuses until its time has passed. A turn's own compaction is none of it: that only keeps
+# the prompt within the model's window.
+_ALTERING = {
+    "event.redacted": "redact an event of",
+    "view.cleared": "clear",
+    "view.compacted": "prune",
+    "view.pruned": "prune",
+    "view.restored": "overwrite",
+    "view.rewound": "rewind",
+    "view.unpruned": "undo a prune of",
+}
+# What is done to a session rather than in it: none of it is activity, so none of it makes the session live longer.
+MAINTENANCE = frozenset(
+    (
+        "event.redacted",
+        "retention.set",
+        "session.archived",
+        "session.erased",
+        "session.held",
+        "session.released",
+        "summary.added",
+        "view.compacted",
+        "view.pruned",
+        "view.unpruned",
+    )
+)
+RETENTION_TYPES = frozenset(("retention.set", "session.held", "session.released", "session.reopened", "session.erased"))
+_RARE = frozenset(_ALTERING) | MAINTENANCE | RETENTION_TYPES
+SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
+MAX_PAYLOAD = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Where a log stands: everything that an append reads and moves."""
+
+    head: int
+    hash: bytes
+    epoch: int
+    tokens: int
+    view: bytes
+    busy: bool  # a turn is open, so messages from outside change the view
+    marks: int  # marked events since the last snapshot
+    updated_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """What an idempotency key stands for."""
+
+    digest: bytes
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """The outcome of an append: the numbers its events got, and the epoch that holds now."""
+
+    first: int
+    last: int
+    epoch: int
+    repeated: bool = False  # the same key had stored this before
+    at: int = 0
+    retained: bool = False  # the session has a retention, which may ask for more
+    queued: bool = False  # something is to be run in the session
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One append as it was asked for, its payloads encoded."""
+
+    drafts: Sequence[Draft]
+    encoded: Sequence[bytes]
+    once: str | None
+    epoch: int | None
+    expected: int | None
+    claim: Claim | None
+    release: bool
+
+    @property
+    def digest(self) -> bytes:
+        """What the key stands for. Of a message that is admitted and run in one append, only the message: the same key
+        may admit it again without running it."""
+        if self.drafts and self.drafts[0].type == "message.queued":
+            return chain.digest(self.drafts[:1], self.encoded[:1])
+        return chain.digest(self.drafts, self.encoded)
+
+
+class Keep(NamedTuple):
+    """How long a log is kept, as the sweep looks it up and the triggers guard it; a fold of its events."""
+
+    ttl: int | None  # microseconds after the last activity
+    immutable: bool
+    held: bool
+    active: int  # when the last activity was
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything that one append writes, in one transaction."""
+
+    outcome: Appended
+    head: Head
+    before: Head
+    rows: list[Row] = field(default_factory=list)
+    marked: list[bool] = field(default_factory=list)
+    names: list[NameRow] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    once: tuple[str, Once] | None = None
+    snapshot: bytes | None = None  # of the view after this batch
+    session: dict[str, Any] | None = None  # changed columns of the session's row
+    keep: Keep | None = None  # what the sweep and the triggers must know, if that changed
+    active: int | None = None  # when an immutable session was last active: the triggers count from it
+    work: bool | None = None  # whether something is to be run here now, if that changed
+    claim: Claim | None = None
+    release: bool = False
+
+    @property
+    def simple(self) -> bool:
+        """Only events and names: the common case, which a store may write in one statement."""
+        special = (self.blobs, self.once, self.snapshot, self.session, self.claim, self.release, self.keep, self.active)
+        return self.work is None and not any(special)
+
+
+def request(
+    drafts: Sequence[Draft],
+    *,
+    limits: Limits,
+    once: str | None = None,
+    epoch: int | None = None,
+    expected: int | None = None,
+    claim: Claim | None = None,
+    release: bool = False,
+) -> Request:
+    """Encode and check what was asked for, before anything is locked."""
+    encoded = chain.payloads(drafts)
+    for draft, payload in zip(drafts, encoded, strict=True):
+        if draft.type not in VERSIONS:
+            raise InvalidArgument(f"unknown event type {draft.type!r}")
+        if len(payload) > limits.state_value and draft.type == "state.set":
+            size = len(codec.encode(draft.data["value"]))
+            if size > limits.state_value:
+                raise LimitExceeded(
+                    "a state value", size=size, limit=limits.state_value, hint="keep files in message parts"
+                )
+        if len(payload) > MAX_PAYLOAD:
+            raise LimitExceeded("an event", size=len(payload), limit=MAX_PAYLOAD, hint="split it")
+        for name in (draft.run, draft.branch, draft.author, draft.actor):
+            if name is not None:
+                codec.text_bytes(name, "author, actor, run or branch", limits.name)
+    if not drafts and claim is None and not release:
+        raise InvalidArgument("an append needs at least one event")
+    if once is not None:
+        codec.text_bytes(once, "an idempotency key", limits.name)
+    return Request(drafts, encoded, once, epoch, expected, claim, release)
+
+
+def repeated(session_id: str, asked: Request, same: bool, first: int, last: int, epoch: int) -> Appended:
+    """The first outcome of a key that was used before, if it was used for the same."""
+    if not same:
+        raise KeyReused(session_id, asked.once or "")
+    return Appended(first=first, last=last, epoch=epoch, repeated=True)
+
+
+def plan(
+    session_id: str, before: Head, asked: Request, *, lease: Lease | None, at: int, random: Callable[[int], bytes]
+) -> Batch:
+    """Decide what an append writes, or refuse it. The key was looked up already and not found."""
+    epoch = before.epoch
+    drafts = asked.drafts
+    if before.busy and b'"erased"' in before.view:
+        _refuse_erased(before, drafts)
+    rare = [draft for draft in drafts if draft.type in _RARE]
+    if rare:
+        refuse_altering(before, rare, at)
+    if asked.epoch is not None and asked.epoch != epoch:
+        raise StaleEpoch(session_id, epoch=asked.epoch, current=epoch)
+    if asked.claim is not None:
+        if lease is not None and lease.alive and asked.epoch is None:
+            raise SessionBusy(session_id, retry_after=lease.remaining)
+        epoch += 1
+    if asked.expected is not None and asked.expected != before.head:
+        raise Conflict(session_id, expected=asked.expected, head=before.head)
+    rows = chain.seal(
+        drafts,
+        asked.encoded,
+        head=before.head,
+        hash=before.hash,
+        tokens=before.tokens,
+        at=at,
+        salts=random(SALT * len(drafts)),
+    )
+    busy = before.busy
+    marked = []
+    for draft in drafts:
+        marked.append(is_marked(draft.type, draft.run) or (busy and draft.type in MESSAGE_TYPES))
+        busy = draft.type == "turn.started" or (busy and draft.type not in TURN_ENDS)
+    names: list[NameRow] = []
+    blobs: dict[str, bytes] = {}
+    session: dict[str, Any] = {}
+    for draft, row in zip(drafts, rows, strict=True):
+        if draft.type in HAS_NAMES:
+            names += names_of(row.seq, draft.type, draft.data)
+            session |= columns_of(draft.type, draft.data)
+        if draft.blobs:
+            blobs |= draft.blobs
+    view, marks, snapshot, keep, work = before.view, before.marks, None, None, None
+    if any(marked):
+        folded = view_of(view)
+        status, had_work = folded.status, bool(folded.queue)
+        for draft, row in zip(drafts, rows, strict=True):
+            folded.apply(row.seq, draft.type, draft.run, draft.data, draft.branch)
+        view, busy = folded.to_bytes(), folded.turn is not None or folded.life == "erased"
+        if any(draft.type in RETENTION_TYPES for draft in rare):
+            keep = keep_of(folded, before.updated_at)
+        marks += sum(marked)
+        if marks >= SNAPSHOT_EVERY:
+            marks, snapshot = 0, view
+        if folded.status != status:
+            session["status"] = folded.status
+        if bool(folded.queue) != had_work:
+            work = not had_work
+    last = rows[-1] if rows else None
+    head = Head(
+        head=last.seq if last else before.head,
+        hash=last.hash if last else before.hash,
+        epoch=epoch,
+        tokens=last.tokens if last else before.tokens,
+        view=view,
+        busy=busy,
+        marks=marks,
+        updated_at=at if len(drafts) > sum(draft.type in MAINTENANCE for draft in rare) else before.updated_at,
+    )
+    outcome = Appended(
+        first=before.head + 1,
+        last=head.head,
+        epoch=epoch,
+        at=at,
+        retained=b'"retention":' in view,
+        queued=b'"queue":' in view,
+    )
+    once = None
+    if asked.once is not None:
+        once = (asked.once, Once(digest=asked.digest, first=outcome.first, last=outcome.last))
+    return Batch(
+        outcome=outcome,
+        head=head,
+        before=before,
+        rows=rows,
+        marked=marked,
+        names=names,
+        blobs=blobs,
+        once=once,
+        snapshot=snapshot,
+        session=session or None,
+        keep=keep,
+        active=head.updated_at if b'"immutable":true' in view else None,
+        work=work,
+        claim=asked.claim,
+        release=asked.release,
+    )
+
+
+def _refuse_erased(before: Head, drafts: Sequence[Draft]) -> None:
+    """Nothing is added to what is left of an erased session; only an import says where it came from."""
+    if view_of(before.view).life == "erased" and any(draft.type != "session.imported" for draft in drafts):
+        raise LifecycleError("write to", status="erased", legal=())
+
+
+def keep_of(view: View, active: int) -> Keep:
+    return Keep(ttl=view.ttl, immutable=view.immutable, held=bool(view.held), active=active)
+
+
+def expiry(view: View, updated_at: int) -> int | None:
+    """When the time of a session has passed; None: never."""
+    return None if view.ttl is None else updated_at + view.ttl
+
+
+def is_locked(view: View, updated_at: int, now: int) -> bool:
+    """Whether a session is immutable and its time has not passed."""
+    until = expiry(view, updated_at)
+    return view.immutable and (until is None or now < until)
+
+
+def refuse_altering(before: Head, drafts: Sequence[Draft], now: int) -> None:
+    """Raise if the session is immutable, or held, and these would change what it shows or lasts."""
+    view = view_of(before.view)
+    locked, until = is_locked(view, before.updated_at, now), expiry(view, before.updated_at)
+    for draft in drafts:
+        if draft.type == "event.redacted" and view.held:
+            raise SessionHeld("redact an event of", reason=f"event {view.held} says why")
+        told = draft.type == "event.redacted" and "by" in draft.data  # of what another session erased
+        if not locked or told or (draft.type == "view.compacted" and draft.run is not None):
+            continue
+        if draft.type in _ALTERING:
+            raise ImmutableSession(_ALTERING[draft.type], until=until)
+        if draft.type != "retention.set":
+            continue
+        ttl = draft.data.get("ttl_days")
+        shorter = ttl is not None and (view.ttl is None or microseconds(ttl) < view.ttl)
+        if shorter or not draft.data.get("immutable"):
+            raise ImmutableSession("shorten or weaken the retention of", until=until)
+
+
+def refuse_removal(id: str, head: Head, lease: Lease | None, now: int) -> None:
+    """Raise if a log must not go now: it is held, immutable, or somebody is at work on it."""
+    view = view_of(head.view)
+    if view.held:
+        raise SessionHeld("delete", reason=f"event {view.held} says why")
+    if is_locked(view, head.updated_at, now):
+        raise ImmutableSession("delete", until=expiry(view, head.updated_at))
+    if lease is not None and lease.alive:
+        raise SessionBusy(id, retry_after=lease.remaining)
+
+
+def first_head(origin: str, at: int) -> Head:
+    """The head of a log before its first event."""
+    return Head(
+        head=0,
+        hash=chain.genesis(origin),
+        epoch=0,
+        tokens=0,
+        view=View().to_bytes(),
+        busy=False,
+        marks=0,
+        updated_at=at,
+    )
+
+
+def forked_head(fork: Fork, now: int) -> Head:
+    """The head of a fork before its first event: the parent's past, with a life of its own."""
+    view = replace(fork.view)
+    view.begin_anew()
+    return Head(
+        head=fork.at,
+        hash=fork.hash,
+        epoch=0,
+        tokens=fork.tokens,
+        view=view.to_bytes(),
+        busy=False,
+        marks=0,
+        updated_at=now,
+    )

@@ -1,0 +1,212 @@
+"""Connections to a PostgreSQL server: a small pool, one rule about lost connections, one translation of errors.
+
+A connection that failed or was interrupted is closed, never handed out again. A unit of work is tried again after its
+connection was lost, so it must find out by itself whether the attempt before was committed: the answer to a COMMIT can
+get lost although the COMMIT did not.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from holdfast.clock import Ids, crashpoint
+from holdfast.errors import (
+    AgentError,
+    InvalidArgument,
+    MissingExtra,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from holdfast.stores.migrations import Migration, migrate
+
+try:
+    import psycopg
+    from psycopg import errors as pg
+except ImportError as error:
+    raise MissingExtra("PostgresStore", "postgres") from error
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+DatabaseError = psycopg.Error
+
+MAX_CONNECTIONS = 8
+STRIPES = 256
+MIGRATION_LOCK = 0x686F6C64  # "hold"
+CREATE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS holdfast"
+CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS holdfast.migrations(
+    version BIGINT PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL)"""
+MIGRATIONS = "SELECT version, digest FROM holdfast.migrations"
+RECORD_MIGRATION = "INSERT INTO holdfast.migrations VALUES(%s,%s,%s)"
+LOCK = "SELECT pg_advisory_xact_lock(%s)"
+
+# The server goes away or comes back, or another transaction was in the way: trying again is right.
+PASSING = (
+    pg.AdminShutdown,
+    pg.CrashShutdown,
+    pg.CannotConnectNow,
+    pg.SerializationFailure,
+    pg.DeadlockDetected,
+    pg.UniqueViolation,  # of two writers that made the same thing: the second one finds it when it looks again
+    pg.IdleSessionTimeout,
+    pg.IdleInTransactionSessionTimeout,
+    pg.TooManyConnections,
+)
+
+_inherited: list[object] = []  # connections of a parent process: never used, never closed
+_servers: weakref.WeakSet[PostgresServer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for server in list(_servers):
+        server.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class PostgresServer:
+    """The connections of this process to one database."""
+
+    def __init__(self, dsn: str, *, connections: int, patience: float, ids: Ids) -> None:
+        self.dsn, self.connections, self.patience, self.ids = dsn, connections, patience, ids
+        self.closed = False
+        self._start()
+        _servers.add(self)
+        # A client that is stopped inside a transaction must not hold everybody else for ever.
+        try:
+            known = psycopg.conninfo.conninfo_to_dict(dsn)
+        except psycopg.ProgrammingError:  # its text repeats the string, password included
+            text = "the connection string cannot be read: write it like postgresql://user:password@host:5432/database"
+            raise InvalidArgument(text) from None
+        limit = int(patience * 1000)
+        limits = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
+        self._conninfo = psycopg.conninfo.make_conninfo(dsn, options=f"{known.get('options') or ''} {limits}".strip())
+        try:
+            self.unit(self._migrate)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        self.heads: dict[int, Any] = {}  # what a store knows of its logs; per process, like the connections
+        self.locks = [threading.Lock() for _ in range(STRIPES)]
+        self._idle: list[Connection] = []
+        self._slots = threading.BoundedSemaphore(self.connections)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the connections are the parent's."""
+        _inherited.append(self._idle)
+        self._start()
+
+    def _check(self) -> None:
+        if self.closed:
+            raise StoreClosed("this PostgresStore was closed: open a new one")
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection in autocommit mode; anything but a clean end closes it."""
+        self._check()
+        if not self._slots.acquire(timeout=self.patience):
+            raise StoreBusy(f"all {self.connections} connections were in use for {self.patience:g} s: try again")
+        try:
+            try:
+                db = self._idle.pop()
+            except IndexError:
+                db = psycopg.connect(self._conninfo, autocommit=True)
+            try:
+                yield db
+            except AgentError:  # refused by us: the connection is as good as before
+                self._give_back(db)
+                raise
+            except BaseException:
+                db.close()
+                raise
+            self._give_back(db)
+        finally:
+            self._slots.release()
+
+    def _give_back(self, db: Connection) -> None:
+        if self.closed or db.closed or db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            db.close()
+        else:
+            self._idle.append(db)
+
+    def unit(self, work: Callable[[Connection], T]) -> T:
+        """Do a unit of work, again if its connection is lost or another transaction is in the way."""
+        deadline = self.ids.elapsed() + self.patience
+        tries = 0
+        while True:
+            try:
+                with self.connection() as db:
+                    return work(db)
+            except psycopg.Error as error:
+                passing = isinstance(error, PASSING) or (
+                    isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
+                )
+                tries += 1
+                # A server that came back leaves a pool of dead connections: those are tried without a pause.
+                if not passing or (self.ids.elapsed() > deadline and tries > self.connections):
+                    raise self._translate(error) from error
+                if tries > self.connections + 1 or not self._idle:
+                    self.ids.sleep(min(0.005 * tries, 0.1))
+
+    def transaction(self, work: Callable[[Connection], T]) -> T:
+        """A unit of work in one transaction, durable when this returns."""
+
+        def unit(db: Connection) -> T:
+            with db.transaction():
+                found = work(db)
+                crashpoint("before commit")
+            crashpoint("after commit")
+            return found
+
+        return self.unit(unit)
+
+    def fetch(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        return self.unit(lambda db: db.execute(query, values).fetchall())
+
+    def fetch_one(self, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        return self.unit(lambda db: db.execute(query, values).fetchone())
+
+    def _migrate(self, db: Connection) -> None:
+        def apply(migration: Migration) -> None:
+            db.execute(migration.sql)
+            crashpoint("migration applied")
+            db.execute(RECORD_MIGRATION, (migration.version, migration.name, migration.digest))
+
+        with db.transaction():
+            db.execute(LOCK, (MIGRATION_LOCK,))
+            db.execute(CREATE_SCHEMA)
+            db.execute(CREATE_MIGRATIONS)
+            migrate("postgres", dict(db.execute(MIGRATIONS).fetchall()), apply)
+
+    def _translate(self, error: psycopg.Error) -> StoreError:
+        if isinstance(error, pg.DiskFull | pg.InsufficientResources):
+            return StoreFull("the PostgreSQL server has no space left: nothing was written; free some and try again")
+        if isinstance(error, pg.ReadOnlySqlTransaction | pg.InsufficientPrivilege):
+            return StoreReadOnly(f"the PostgreSQL server does not let this user write: {_short(error)}")
+        if isinstance(error, pg.LockNotAvailable | pg.QueryCanceled):
+            return StoreBusy(f"the PostgreSQL server took too long: {_short(error)}; try again")
+        if isinstance(error, PASSING) or error.sqlstate is None or error.sqlstate.startswith(("08", "57", "58")):
+            return StoreUnavailable(f"the PostgreSQL server cannot be reached: {_short(error)}; is it running?")
+        return StoreError(f"PostgreSQL failed: {_short(error)}")
+
+    def close(self) -> None:
+        self.closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+def _short(error: psycopg.Error) -> str:
+    """The first line of an error, without the connection string that the driver may repeat."""
+    text = error.diag.message_primary or str(error) or type(error).__name__
+    return text.strip().splitlines()[0]

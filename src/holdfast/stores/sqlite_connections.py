@@ -1,0 +1,449 @@
+"""One SQLite file, shared by many threads and processes: one writer connection, a few readers, group commit.
+
+Group commit is leader and follower. Whoever finds nobody writing leads: it commits everything that is queued, a
+savepoint per job, then hands over to the first of those who came meanwhile. A job is answered only after the COMMIT
+that holds it. A failed flush poisons the file: what is on disk is unknown, and writing on could hide it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import apsw
+
+from holdfast.clock import crashpoint
+from holdfast.errors import (
+    CorruptLog,
+    InvalidArgument,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StorePoisoned,
+    StoreReadOnly,
+    UnsafeSQLite,
+)
+from holdfast.stores.migrations import Migration, migrate
+
+T = TypeVar("T")
+Connection = apsw.Connection
+
+OLDEST_SAFE = (3, 51, 3)  # before it, two connections checkpointing at once can corrupt the file
+MAX_BATCH = 64
+MAX_READERS = 4
+
+SYNCHRONOUS = {"FULL": "PRAGMA synchronous=FULL", "NORMAL": "PRAGMA synchronous=NORMAL"}
+
+HAS_MIGRATIONS = "SELECT 1 FROM sqlite_master WHERE name = 'migrations'"
+MIGRATIONS = "SELECT version, digest FROM migrations"
+CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS migrations(
+    version INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL) STRICT"""
+RECORD_MIGRATION = "INSERT INTO migrations VALUES(?,?,?)"
+
+_files: weakref.WeakSet[SQLiteFile] = weakref.WeakSet()  # those that a fork must know of
+
+
+_forking = threading.RLock()  # nobody opens or closes a file while this process forks
+_quiet: list[SQLiteFile] = []  # those that stand still for it
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    _quiet.extend(_files)
+    for file in _quiet:
+        file.quiesce()
+
+
+def _after_fork_in_parent() -> None:
+    for file in _quiet:
+        file.go_on()
+    _quiet.clear()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    global _forking
+    for file in _quiet:
+        file.leave_to_parent()
+    _quiet.clear()
+    _forking = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+class _Translated:
+    """Turns what SQLite raises inside a block into ours. A class, because a generator costs four times as much."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: SQLiteFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, apsw.Error):
+            raise self._file._translate(error) from error
+        if isinstance(error, FileNotFoundError):
+            raise StoreError(f"{self._file.path} is gone: was it moved or deleted while it was open?") from error
+
+
+class _Job:
+    """A write that waits for its turn."""
+
+    __slots__ = ("done", "error", "promoted", "result", "run", "wake")
+
+    def __init__(self, run: Callable[[Connection], Any]) -> None:
+        self.run = run
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = self.promoted = False
+        self.wake = threading.Lock()
+        self.wake.acquire()
+
+
+class SQLiteFile:
+    """The connections of this process to one file."""
+
+    def __init__(self, path: str | Path, *, synchronous: str, busy_seconds: float, vfs: str | None) -> None:
+        check_version(apsw.sqlite_lib_version())
+        if synchronous not in SYNCHRONOUS:
+            raise InvalidArgument(f"synchronous={synchronous!r}: use 'FULL' (durable) or 'NORMAL' (may lose the last)")
+        self.path = os.path.abspath(path)
+        self.synchronous, self.busy_seconds, self.vfs = synchronous, busy_seconds, vfs
+        self.closed = False
+        self.max_batch = MAX_BATCH
+        self._fresh_locks()
+        with _forking:
+            self._open()
+            _files.add(self)
+
+    def _fresh_locks(self) -> None:
+        self._opening = threading.Lock()
+        self._mutex = threading.Lock()
+        self._writing = threading.Lock()  # held while a batch is committed
+        self._queue: deque[_Job] = deque()
+        self._leading = False
+        self._readers: list[Connection] = []
+        self._reader_slots = threading.BoundedSemaphore(MAX_READERS)
+
+    def _open(self) -> None:
+        self.poisoned: str | None = None
+        self._writer = self._open_writer()
+        self._inodes = self._stat()
+        self._stale = False
+
+    def _stat(self) -> tuple[int, int, int]:
+        """The identity of the file and of its log: whoever replaces or removes one of them must not be written past."""
+        found, wal = os.stat(self.path), os.stat(self.path + "-wal")
+        return found.st_dev, found.st_ino, wal.st_ino
+
+    # -- os.fork ---------------------------------------------------------------------------------------------------
+    # SQLite remembers in memory which file locks this process holds. A child inherits that memory but not the locks, so
+    # a connection it opens while an inherited one is still there would take none. The child therefore closes what it
+    # inherited (without a checkpoint, so that nothing is written) and opens its own; and no connection may be in use at
+    # the moment of the fork.
+
+    def quiesce(self) -> None:
+        self._writing.acquire()
+        for _ in range(MAX_READERS):
+            self._reader_slots.acquire()
+
+    def go_on(self) -> None:
+        for _ in range(MAX_READERS):
+            self._reader_slots.release()
+        self._writing.release()
+
+    def leave_to_parent(self) -> None:
+        if not self.closed and not self._stale:
+            for db in (*self._readers, self._writer):
+                db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                db.close()
+        self._fresh_locks()
+        self._stale = True
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def _connect(self, flags: int) -> Connection:
+        db = apsw.Connection(self.path, flags=flags, vfs=self.vfs)
+        db.set_busy_handler(self._busy_handler())
+        # Plans do not depend on values here. Without this, SQLite (built with STAT4) plans anew at each binding, which
+        # made a look-up seven times slower.
+        db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+        return db
+
+    def _busy_handler(self) -> Callable[[int], bool]:
+        """Wait a little and try again, until the deadline. Short waits: the lock is mostly held for one flush."""
+        began = [0.0]
+
+        def wait(count: int) -> bool:
+            now = time.monotonic()
+            if count == 0:
+                began[0] = now
+            if now - began[0] > self.busy_seconds:
+                return False
+            # Waiters spread out by process and try, so that they do not all come back at the same moment.
+            spread = 0.2 + (os.getpid() * 31 + count * 17) % 64 / 80
+            time.sleep(spread * min(0.0005 * (count + 1), 0.01))
+            return True
+
+        return wait
+
+    def _open_writer(self) -> Connection:
+        fresh = not os.path.exists(self.path)
+        with self._translated():
+            db = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+            try:
+                if db.readonly("main"):
+                    raise StoreReadOnly(f"{self.path} cannot be written: check the permissions of the file")
+                if fresh:
+                    os.chmod(self.path, 0o600)  # by path: opening the file ourselves would drop SQLite's locks
+                self._until_free(lambda: db.execute("PRAGMA journal_mode=WAL").get)
+                db.execute(SYNCHRONOUS[self.synchronous])
+                db.execute("PRAGMA foreign_keys=ON")
+                db.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten, not only unlinked
+                self._migrate(db)
+            except BaseException:
+                db.close()
+                raise
+        return db
+
+    def _until_free(self, action: Callable[[], object]) -> None:
+        """SQLite answers busy at once, without asking the handler, while another process switches to WAL."""
+        deadline = time.monotonic() + self.busy_seconds
+        while True:
+            try:
+                action()
+                return
+            except (apsw.BusyError, apsw.LockedError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+
+    def _migrate(self, db: Connection) -> None:
+        def apply(migration: Migration) -> None:
+            for _ in db.execute(migration.sql):
+                pass
+            crashpoint("migration applied")
+            db.execute(RECORD_MIGRATION, (migration.version, migration.name, migration.digest))
+
+        if one(db, HAS_MIGRATIONS) is not None:
+            applied = dict(many(db, MIGRATIONS))
+            missing: list[Migration] = []
+            migrate("sqlite", applied, missing.append)
+            if not missing:
+                return  # the common case, and no reason to wait for a writer
+        self._until_free(lambda: db.execute("BEGIN IMMEDIATE"))
+        try:
+            db.execute(CREATE_MIGRATIONS)
+            migrate("sqlite", dict(many(db, MIGRATIONS)), apply)
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self, job: Callable[[Connection], T]) -> T:
+        """Run a query on a reader. The job must fetch what it needs before it returns."""
+        self._check()
+        with self._reader_slots, self._translated():
+            try:
+                db = self._readers.pop()
+            except IndexError:
+                db = self._connect(apsw.SQLITE_OPEN_READWRITE)
+            try:
+                return job(db)
+            finally:
+                if self.closed:
+                    db.close()
+                else:
+                    self._readers.append(db)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, run: Callable[[Connection], T]) -> T:
+        """Run a job in a transaction, together with whatever else is waiting, and return when it is durable."""
+        self._check()
+        if self.poisoned:
+            raise StorePoisoned(self.poisoned)
+        job = _Job(run)
+        with self._mutex:
+            self._queue.append(job)
+            lead, self._leading = not self._leading, True
+        if not lead:
+            self._wait(job)
+        if not job.done:
+            self._lead(job)
+        if job.error is not None:
+            raise job.error
+        result: T = job.result
+        return result
+
+    def _wait(self, job: _Job) -> None:
+        """Until the job is done, or it is this thread's turn to lead."""
+        try:
+            job.wake.acquire()
+        except BaseException:  # a signal: leave the queue, or if too late, the outcome stays unknown
+            with self._mutex:
+                if job in self._queue:
+                    self._queue.remove(job)
+                    if job.promoted:
+                        self._hand_over()
+            raise
+
+    def _hand_over(self) -> None:
+        """Under the mutex: make the first waiter the leader, or end the leadership."""
+        if self._queue:
+            self._queue[0].promoted = True
+            self._queue[0].wake.release()
+        else:
+            self._leading = False
+
+    def _lead(self, mine: _Job) -> None:
+        with self._mutex:
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), self.max_batch))]
+        try:
+            with self._writing:
+                self._commit(batch)
+        except BaseException as error:  # noqa: BLE001 - every job is answered, and raises it in its own thread
+            for job in batch:
+                job.error = job.error or error
+        finally:
+            with self._mutex:
+                self._hand_over()
+            for job in batch:
+                job.done = True
+                if job is not mine:
+                    job.wake.release()
+
+    def _commit(self, batch: list[_Job]) -> None:
+        if self.closed:
+            raise StoreClosed(f"the store of {self.path} was closed: open a new one")
+        if self.poisoned:
+            raise StorePoisoned(self.poisoned)
+        db = self._writer
+        with self._translated():
+            if self._changed():
+                self.poisoned = f"{self.path} was replaced while it was open: close this store and open it again"
+                raise StorePoisoned(self.poisoned)
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                if len(batch) == 1:
+                    batch[0].result = batch[0].run(db)
+                else:
+                    for job in batch:
+                        self._run_in_savepoint(db, job)
+                crashpoint("before commit")
+                db.execute("COMMIT")
+                crashpoint("after commit")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    def _changed(self) -> bool:
+        try:
+            return self._stat() != self._inodes
+        except FileNotFoundError:
+            return True
+
+    def _run_in_savepoint(self, db: Connection, job: _Job) -> None:
+        db.execute("SAVEPOINT job")
+        try:
+            job.result = job.run(db)
+        except Exception as error:  # refused, or broken: the others go on
+            job.error = self._translate(error) if isinstance(error, apsw.Error) else error
+            if not db.in_transaction or self.poisoned:
+                raise  # SQLite gave up the whole transaction, or nobody knows what is on disk: the others fail as well
+            db.execute("ROLLBACK TO job")
+        db.execute("RELEASE job")
+
+    def truncate_wal(self) -> bool:
+        """Move everything into the file and empty the log beside it; False if readers of other processes stayed."""
+        self._check()
+        with self._writing, self._translated():
+            if self.closed or self.poisoned:
+                return False
+            busy, _, _ = one(self._writer, "PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
+            return not busy
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def _translated(self) -> _Translated:
+        return _Translated(self)
+
+    def _translate(self, error: apsw.Error) -> StoreError:
+        path = self.path
+        if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+            return StoreBusy(f"{path} stayed locked for {self.busy_seconds:g} s: another process writes; try again")
+        if isinstance(error, apsw.FullError):
+            return StoreFull(f"no space left for {path}: nothing was written; free some space and try again")
+        if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
+            return StoreReadOnly(f"{path} cannot be written: check the permissions of the file and of its folder")
+        if isinstance(error, apsw.CantOpenError):
+            return StoreReadOnly(f"{path} cannot be opened: does its folder exist, and may this user write there?")
+        if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+            return CorruptLog(f"{path} is not a readable SQLite database: restore it from a copy")
+        if isinstance(error, apsw.IOError):
+            self.poisoned = (
+                f"a read, write or flush of {path} failed ({error}): what was being written may or may not be there; "
+                "close this store, check the disk, open it again"
+            )
+            return StorePoisoned(self.poisoned)
+        return StoreError(f"SQLite failed on {path}: {error}")
+
+    def _check(self) -> None:
+        if self.closed:
+            raise StoreClosed(f"the store of {self.path} was closed: open a new one")
+        if self._stale:
+            with _forking, self._opening:
+                if self._stale:
+                    self._open()
+
+    def close(self) -> None:
+        """Close every connection of this process. Writes under way are finished first."""
+        with _forking, self._writing:
+            if self.closed:
+                return
+            self.closed = True
+            if self._stale:
+                return
+            for db in (*self._readers, self._writer):
+                try:
+                    db.close()
+                except (
+                    apsw.Error
+                ):  # the last checkpoint failed: the log stays, and is read when the file is opened again
+                    db.close(True)
+            self._readers.clear()
+
+
+def one(db: Connection, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+    """The first row of a query."""
+    return db.execute(query, values).fetchone()
+
+
+def many(db: Connection, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every row of a query."""
+    return db.execute(query, values).fetchall()
+
+
+def check_version(version: str) -> None:
+    """Refuse a SQLite library with the WAL-reset bug by name."""
+    if tuple(int(part) for part in version.split(".")[:3]) < OLDEST_SAFE:
+        oldest = ".".join(map(str, OLDEST_SAFE))
+        raise UnsafeSQLite(
+            f"SQLite {version} can corrupt a file that several processes share (fixed in {oldest}): pip install -U apsw"
+        )

@@ -1,0 +1,72 @@
+"""From what a user names (a URL, an object, nothing) to a store of logs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+
+from holdfast.errors import InvalidArgument
+from holdfast.stores.base import SessionStore, Store
+
+_FOUR = ("save", "load", "delete", "list_sessions")
+_lock = threading.Lock()
+_by_url: dict[str, Store] = {}  # one store per URL and process, so that all its sessions share a writer
+_adapted: dict[int, Store] = {}  # by identity; the adapter keeps its object alive, so an id is never used twice
+
+
+def open_store(store: Store | SessionStore | str | None) -> Store:
+    """The store behind an object, a URL, or None: `HOLDFAST_STORE`, else the memory of this process."""
+    if isinstance(store, Store):
+        return store
+    if store is None:
+        store = os.environ.get("HOLDFAST_STORE") or "memory:"
+    if isinstance(store, str):
+        return _from_url(store)
+    missing = [name for name in _FOUR if not callable(getattr(store, name, None))]
+    if missing:
+        raise InvalidArgument(
+            f"store={store!r} is no store: it lacks {', '.join(missing)}. "
+            "Use SQLiteStore(path), PostgresStore(dsn), MemoryStore(), a URL, or a class with those four methods"
+        )
+    from holdfast.stores.document_store import DocumentStore
+
+    with _lock:
+        if id(store) not in _adapted:
+            _adapted[id(store)] = DocumentStore(store)
+        return _adapted[id(store)]
+
+
+@atexit.register
+def _close_all() -> None:
+    """Nobody else knows the stores that were opened by name."""
+    for store in _by_url.values():
+        store.close()
+
+
+def _from_url(url: str) -> Store:
+    with _lock:
+        found = _by_url.get(url)
+        if found is None or getattr(getattr(found, "file", None), "closed", False):
+            found = _by_url[url] = _new(url)
+        return found
+
+
+def _new(url: str) -> Store:
+    if url in ("memory:", "memory://"):
+        from holdfast.stores.memory import MemoryStore
+
+        return MemoryStore()
+    if url.startswith("sqlite:///"):
+        from holdfast.stores.sqlite import SQLiteStore
+
+        return SQLiteStore(url.removeprefix("sqlite:///"), key=os.environ.get("HOLDFAST_KEY") or None)
+    if url.startswith(("postgresql://", "postgres://")):
+        from holdfast.stores.postgres import PostgresStore
+
+        return PostgresStore(url, key=os.environ.get("HOLDFAST_KEY") or None)
+    scheme = url.partition(":")[0][:20] if ":" in url else "(no scheme)"  # the rest may hold a password
+    raise InvalidArgument(
+        f"a store URL with {scheme!r} is not understood: use 'sqlite:///path/to/file.db' (four slashes for an absolute "
+        "path), 'postgresql://user@host/database' or 'memory:'"
+    )

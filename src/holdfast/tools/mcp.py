@@ -1,0 +1,320 @@
+"""Tools of an MCP server that runs as a child process and is spoken to over its standard input and output.
+
+Each server has one thread with an event loop of its own, started at first use; every call crosses over to it, so that
+the same server serves blocking code, several event loops and notebooks. A server that died is started again by the
+next call; the call that saw it die is never repeated, since what became of it is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from holdfast.errors import InvalidArgument, MissingExtra
+from holdfast.tools.tool import Tool, ToolError, render
+
+if TYPE_CHECKING:
+    import mcp
+    import mcp_types
+    from anyio.streams.memory import MemoryObjectSendStream
+
+T = TypeVar("T")
+# What a server needs to start and to speak the user's language. No keys: what else it needs is given by env=.
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+MAX_TOOLS = 1_000
+MAX_WORDS = 2_000  # bytes of what a failing server wrote on its standard error
+MIN_SECRET = 6  # characters of an env= value that is hidden in errors
+_UNKNOWN = "the call may or may not have taken effect"
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+class MCPFailed(ToolError):
+    """The MCP server could not be started, died, refused a call, or did not answer in time."""
+
+    code, status = "mcp_failed", 502
+
+
+class MCPServer:
+    """An MCP server: `Agent(tools=[MCPServer(command=["uvx", "mcp-server-git"])])`.
+
+    It gets a small part of our environment, and `env`. `close()`, or leaving its `with` block, ends the process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        timeout: float = 60,
+    ) -> None:
+        if isinstance(command, str) or not command:
+            raise InvalidArgument("MCPServer(command=[...]) takes a program and its arguments, as a list")
+        self.command, self.timeout = [str(part) for part in command], timeout
+        self._env, self._cwd = dict(env or {}), cwd
+        self._lock = threading.Lock()
+        self._line: _Line | None = None
+        self._end: Callable[[], object] | None = None
+
+    def tools(self) -> list[Tool]:
+        """The server's tools, under their own names and with their own schemas; it checks the arguments itself."""
+        return [self._tool(found) for found in _result(self._cross(lambda line: line.list_tools()))]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool of the server and wait for what it says."""
+        return _result(self._call(name, arguments))
+
+    async def call_async(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The same, awaited; cancelling it tells the server."""
+        return await asyncio.wrap_future(self._call(name, arguments))
+
+    def close(self) -> None:
+        """End the process. A later call starts a new one."""
+        with self._lock:
+            end, self._end, self._line = self._end, None, None
+        if end is not None:
+            end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"MCPServer(command={self.command!r})"
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> Future[str]:
+        return self._cross(lambda line: line.call_tool(name, dict(arguments), self.timeout))
+
+    def _cross(self, work: Callable[[_Line], Coroutine[Any, Any, T]]) -> Future[T]:
+        with self._lock:  # held until the work is handed over, so that none comes after the end
+            line = self._line
+            if line is None or line.pid != os.getpid():  # after a fork the thread is not there
+                line = self._line = _Line(self.command, self._env, self._cwd, self.timeout)
+                self._end = weakref.finalize(self, line.close)  # also when it is forgotten, and at exit
+            return asyncio.run_coroutine_threadsafe(work(line), line.loop)
+
+    def _tool(self, found: mcp_types.Tool) -> Tool:
+        async def run(**arguments: Any) -> str:  # noqa: ANN401 - as the server has them
+            return await self.call_async(found.name, arguments)
+
+        hints = found.annotations
+        return Tool(
+            name=_NOT_IN_NAMES.sub("_", found.name)[:64],
+            description=found.description or found.title or "",
+            parameters=found.input_schema,
+            function=run,
+            is_async=True,
+            idempotent=bool(hints and (hints.read_only_hint or hints.idempotent_hint)),
+            timeout=self.timeout,
+        )
+
+
+def _result(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # an interrupted wait tells the server, too
+        raise
+
+
+class _Line:
+    """The thread of one server, its event loop, and the connection of the moment. Never refers to the server's object,
+    so that a forgotten one can be collected."""
+
+    def __init__(self, command: list[str], env: dict[str, str], cwd: Path | str | None, timeout: float) -> None:
+        try:
+            import mcp
+        except ImportError as error:
+            raise MissingExtra("MCP servers", "mcp") from error
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        self.parameters = mcp.StdioServerParameters(
+            command=command[0], args=command[1:], env=inherited | env, cwd=cwd, encoding_error_handler="replace"
+        )
+        self.secrets = [value for value in env.values() if len(value) >= MIN_SECRET]
+        self.timeout, self.pid = timeout, os.getpid()
+        self._connection: _Connection | None = None
+        started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(started)), name="mcp", daemon=True)
+        self._thread.start()
+        started.wait()
+
+    async def _live(self, started: threading.Event) -> None:
+        self.loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+        started.set()
+        await self._closing.wait()
+        if self._connection is not None:
+            self._connection.stop.set()
+        # Calls under way hear that the connection is closed; then connections end their processes.
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+
+    def close(self) -> None:
+        if self.pid != os.getpid() or not self._thread.is_alive():
+            return
+        self.loop.call_soon_threadsafe(self._closing.set)
+        if threading.current_thread() is not self._thread:  # as it would be if collected there
+            self._thread.join()
+
+    async def list_tools(self) -> list[mcp_types.Tool]:
+        async def all_pages(client: mcp.Client) -> list[mcp_types.Tool]:
+            page = await client.list_tools()
+            found = list(page.tools)
+            while page.next_cursor is not None and len(found) < MAX_TOOLS:
+                page = await client.list_tools(cursor=page.next_cursor)
+                found += page.tools
+            return found
+
+        return await self._ask(all_pages)
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], timeout: float) -> str:
+        result = await self._ask(lambda client: client.call_tool(name, arguments, read_timeout_seconds=timeout))
+        text = _text(result)
+        if result.is_error:
+            raise MCPFailed(text or f"{name} failed and did not say why")
+        return text
+
+    async def _ask(self, ask: Callable[[mcp.Client], Coroutine[Any, Any, T]]) -> T:
+        import mcp_types
+        from mcp import MCPError
+
+        if self._connection is None or self._connection.is_over:
+            if self._closing.is_set():
+                raise MCPFailed("the MCP server was closed")
+            self._connection = _Connection(self)
+        connection = self._connection
+        client = await asyncio.shield(connection.ready)
+        try:
+            return await ask(client)
+        except MCPError as error:
+            if error.code == mcp_types.CONNECTION_CLOSED:
+                connection.stop.set()
+                raise MCPFailed(
+                    f"the MCP server ended during the call: {_UNKNOWN}; the next one starts it again"
+                ) from error
+            if error.code == mcp_types.REQUEST_TIMEOUT:
+                raise MCPFailed(f"the MCP server gave no answer in time: {_UNKNOWN}") from error
+            raise MCPFailed(f"the MCP server refused: {error.message}") from error
+        except (ValueError, RuntimeError) as error:
+            raise MCPFailed(f"the MCP server's answer makes no sense: {str(error).splitlines()[0]}") from error
+
+
+class _Connection:
+    """One life of the child process, from its start to its end, in a task of its own."""
+
+    def __init__(self, line: _Line) -> None:
+        self._line = line
+        self._words = _LastWords(line.loop)
+        self._writing: MemoryObjectSendStream[Any] | None = None
+        self.ready: asyncio.Future[mcp.Client] = line.loop.create_future()
+        # Looked at even if whoever asked is gone, or asyncio complains that nobody did.
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+        self.stop = asyncio.Event()
+        self._task = line.loop.create_task(self._hold())
+
+    @property
+    def is_over(self) -> bool:
+        if self.stop.is_set() or self._task.done():
+            return True
+        # The library closes the writing end once it sees that the process is gone.
+        is_closed = self._writing is not None and not self._writing.statistics().open_send_streams
+        if is_closed:
+            self.stop.set()
+        return is_closed
+
+    async def _hold(self) -> None:
+        import anyio
+        from mcp import Client
+
+        client = Client(self._transport(), read_timeout_seconds=self._line.timeout, cache=None)
+        try:
+            with anyio.fail_after(self._line.timeout) as limit:
+                async with client:
+                    limit.deadline = math.inf
+                    self.ready.set_result(client)
+                    await self.stop.wait()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told to whoever waits
+            if not self.ready.done():
+                self.ready.set_exception(self._failed(error))
+        finally:
+            self._words.close()
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[Any]:
+        from mcp import stdio_client
+
+        async with stdio_client(self._line.parameters, errlog=self._words.writing) as (reading, writing):
+            self._words.writing.close()  # the child has it now
+            self._writing = writing  # type: ignore[assignment]
+            yield reading, writing
+
+    def _failed(self, error: BaseException) -> MCPFailed:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        reason = f"it was not ready after {self._line.timeout} s" if isinstance(error, TimeoutError) else str(error)
+        text = f"the MCP server {self._line.parameters.command!r} could not be started: {reason}"
+        if words := self._words.text():
+            text += f"; it said: {words}"
+        for secret in self._line.secrets:
+            text = text.replace(secret, "***")
+        found = MCPFailed(text)
+        found.__cause__ = error
+        return found
+
+
+class _LastWords:
+    """The end of what a server writes on its standard error; read all the time, so that it never has to wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._kept = loop, b""
+        self._reading, writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        self.writing = open(writing, "w")  # noqa: SIM115 - closed once the child has it
+        loop.add_reader(self._reading, self._read)
+
+    def _read(self) -> bool:
+        with suppress(BlockingIOError):
+            data = os.read(self._reading, 65536)
+            if data:
+                self._kept = (self._kept + data)[-MAX_WORDS:]
+                return True
+            self._loop.remove_reader(self._reading)
+        return False
+
+    def text(self) -> str:
+        while self._read():
+            pass
+        return self._kept.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._reading)
+        self.writing.close()
+        os.close(self._reading)
+
+
+def _text(result: mcp_types.CallToolResult) -> str:
+    """What a model reads of a result: its texts; what is no text is named."""
+    parts = []
+    for block in result.content:
+        if block.type == "text":
+            parts.append(block.text)
+        elif block.type == "resource":
+            text = getattr(block.resource, "text", None)
+            parts.append(f"[{block.resource.uri}: not text, left out]" if text is None else text)
+        elif block.type == "resource_link":
+            parts.append(f"[{block.name}: {block.uri}]")
+        else:
+            parts.append(f"[{block.type}, {block.mime_type}: left out]")
+    if not parts and result.structured_content is not None:
+        return render(result.structured_content)
+    return render("\n".join(parts))

@@ -1,0 +1,369 @@
+"""Tools: functions that a model may call, what they are told about the world, and what becomes of their results.
+
+A tool's arguments come from a model and its results go to one: everything is checked on the way in, and becomes plain,
+valid, bounded text on the way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from threading import Event
+from typing import Any, Literal, Protocol, overload, runtime_checkable
+
+from pydantic import BaseModel, ValidationError
+
+from holdfast.errors import AgentError, InvalidArgument, NotJSON
+from holdfast.log import codec
+from holdfast.schema.signature import InvalidTool, Signature, is_unbound, problems, read_signature
+
+__all__ = [
+    "BadArguments",
+    "Interrupt",
+    "InvalidTool",
+    "Tool",
+    "ToolContext",
+    "ToolError",
+    "as_tools",
+    "clip",
+    "render",
+    "tool",
+]
+
+MAX_RESULT = 262_144
+MIN_RESULT = 128  # so that the marker of a cut fits
+EXIT = ""  # the signal that ends a loop; no agent has this name
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every provider takes
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+Approval = Literal["always"] | Callable[[dict[str, Any]], bool] | None
+
+
+class ToolError(AgentError):
+    """A tool could not do what was asked; the text is for the model."""
+
+    code, status = "tool_error", 500
+
+
+class BadArguments(InvalidArgument):
+    """The arguments of a call do not fit the tool; the text tells a model how to do better."""
+
+    code = "bad_arguments"
+
+    def __init__(self, tool: str, problems: Iterable[str]) -> None:
+        self.tool, self.problems = tool, tuple(problems)
+        super().__init__(f"bad arguments for {tool}: {'; '.join(self.problems)}")
+
+
+class Interrupt(Exception):
+    """Raised in a tool to ask a person: the turn waits, and `resume()` runs the call again."""
+
+    def __init__(self, payload: object = None) -> None:
+        self.payload = payload
+        super().__init__(payload)
+
+
+def _never() -> bool:
+    return False
+
+
+def _unheard(_text: str) -> None:
+    pass
+
+
+class ToolContext:
+    """What a tool may know of the turn that calls it: a parameter with this type is filled in, and hidden from models.
+
+    A tool that is to be repeated safely hands `idempotency_key` to the outside world; a long one looks at `cancelled`.
+    """
+
+    __slots__ = ("_cancelled", "_meter", "_on_progress", "idempotency_key", "session", "state", "work_dir")
+
+    session: Any
+    state: Any
+    work_dir: Path | None
+    idempotency_key: str
+
+    def __init__(
+        self,
+        *,
+        session: object = None,
+        state: object = None,
+        work_dir: Path | None = None,
+        idempotency_key: str = "",
+        cancelled: Callable[[], bool] | Event = _never,
+        on_progress: Callable[[str], None] = _unheard,
+        meter: Callable[[Mapping[str, int]], None] | None = None,
+    ) -> None:
+        self.session, self.state, self.work_dir = session, state, work_dir
+        self.idempotency_key = idempotency_key
+        self._meter = meter  # is told what an agent used that is called as a tool; raises if that is too much
+        self._cancelled = cancelled.is_set if isinstance(cancelled, Event) else cancelled
+        self._on_progress = on_progress
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for this call any more."""
+        return self._cancelled()
+
+    def progress(self, text: str) -> None:
+        """Tell whoever watches how far this is."""
+        self._on_progress(_valid(text))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tool:
+    """A function with its schema and its promises. Calling it calls the function."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    function: Callable[..., Any]
+    is_async: bool = False
+    idempotent: bool = False
+    timeout: float | None = None
+    approval: Approval = None
+    max_result_bytes: int = MAX_RESULT
+    signature: Signature | None = field(default=None, repr=False)  # None: whoever runs it checks the arguments
+    signal: str | None = None  # answered by the loop itself: EXIT, or the name of the agent to hand over to
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidTool(
+                f"{self.name!r} is no name for a tool: use 1 to 64 letters, digits, '_' or '-', as in @tool(name='...')"
+            )
+        if self.timeout is not None and not self.timeout > 0:
+            raise InvalidTool(f"tool {self.name!r}: timeout={self.timeout!r} must be a number of seconds above 0")
+        if not (self.approval is None or self.approval == "always" or callable(self.approval)):
+            raise InvalidTool(f"tool {self.name!r}: approval is 'always', None or a function of the arguments")
+        if self.max_result_bytes < MIN_RESULT:
+            raise InvalidTool(f"tool {self.name!r}: max_result_bytes must be at least {MIN_RESULT}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the function has it
+        return self.function(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Tool:
+        """A decorated method belongs to its object, as a plain one does."""
+        if instance is None or not is_unbound(self.function):
+            return self
+        return dataclasses.replace(self, function=self.function.__get__(instance, owner))
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.function  # for help() and inspect.signature()
+
+    @property
+    def wants_context(self) -> bool:
+        return self.signature is not None and self.signature.context is not None
+
+    def needs_approval(self, arguments: dict[str, Any]) -> bool:
+        """Whether a person must agree to this call."""
+        return bool(self.approval(arguments)) if callable(self.approval) else self.approval is not None
+
+    def validate(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
+        """The keyword arguments of the call, checked and converted."""
+        try:
+            given = codec.parse(arguments or "{}") if isinstance(arguments, str) else dict(arguments)
+            data = codec.encode(given)
+        except NotJSON as error:
+            raise BadArguments(self.name, [str(error)]) from error
+        if not isinstance(given, dict):
+            raise BadArguments(self.name, [f"they are a JSON object, not a {type(given).__name__}"])
+        if self.signature is None:
+            return given
+        try:
+            return self.signature.kwargs(data)
+        except ValidationError as error:
+            known = self.signature.names.values()
+            raise BadArguments(self.name, problems(error, given, known)) from error
+
+    def start(self, kwargs: Mapping[str, Any], context: ToolContext) -> Any:  # noqa: ANN401 - or a coroutine of it
+        """Call the function with validated arguments, and with the context if it wants one."""
+        if self.signature is None or self.signature.context is None:
+            return self.function(**kwargs)
+        return self.function(**kwargs, **{self.signature.context: context})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """A result that took calls of models: what they used counts in the session of whoever called."""
+
+    content: object
+    usage: Mapping[str, int]
+    session: str  # where it was done
+    is_error: bool = False
+
+
+METER: ContextVar[Callable[[Mapping[str, int]], None] | None] = ContextVar("holdfast_meter", default=None)
+"""Of the call that an agent runs in as a tool: its turns tell it what they used."""
+
+
+@runtime_checkable
+class HasTools(Protocol):
+    """Something that offers tools, such as an MCP server."""
+
+    def tools(self) -> Iterable[Tool]: ...
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    idempotent: bool = False,
+    timeout: float | None = None,
+    approval: Approval = None,
+    max_result_bytes: int = MAX_RESULT,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    idempotent: bool = False,
+    timeout: float | None = None,
+    approval: Approval = None,
+    max_result_bytes: int = MAX_RESULT,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a function a tool: `@tool`, or `@tool(idempotent=True, timeout=30, approval="always")`.
+
+    The model is told the function's name, docstring and parameters. `idempotent` says that it may be repeated when a
+    crash left its outcome unknown.
+    """
+
+    def make(function: Callable[..., Any]) -> Tool:
+        given = _checked_function(function)
+        called = str(name or getattr(given, "__name__", ""))
+        signature = read_signature(given, called, ToolContext)
+        return Tool(
+            name=called,
+            description=signature.description if description is None else description,
+            parameters=signature.parameters,
+            function=given,
+            is_async=_is_async(given),
+            idempotent=idempotent,
+            timeout=timeout,
+            approval=approval,
+            max_result_bytes=max_result_bytes,
+            signature=signature,
+        )
+
+    return make if function is None else make(function)
+
+
+def tool_name(name: str) -> str:
+    """The name of an agent as that of a tool."""
+    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
+
+
+def _checked_function(function: object) -> Callable[..., Any]:
+    if isinstance(function, Tool):
+        raise InvalidTool(f"{function.name!r} is a tool already: dataclasses.replace() changes its options")
+    if inspect.isclass(function) or not callable(function):
+        raise InvalidTool(f"a tool is made from a function, not from {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidTool(f"{function!r} is a generator: a tool returns its result in one piece")
+    return function
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def as_tools(given: object) -> list[Tool]:
+    """Every tool in functions, tools, things that offer tools, and lists of these, however deep."""
+    found: dict[str, Tool] = {}
+    for item in _flat(given):
+        if item.name in found:
+            raise InvalidTool(f"two tools are named {item.name!r}: dataclasses.replace(tool, name='...') renames one")
+        if is_unbound(item.function):
+            raise InvalidTool(
+                f"tool {item.name!r} is a method: give the one of an object, as in Agent(tools=[shop.{item.name}])"
+            )
+        found[item.name] = item
+    return list(found.values())
+
+
+def _flat(given: object) -> Iterable[Tool]:
+    if given is None:
+        return
+    if isinstance(given, Tool):
+        yield given
+    elif isinstance(given, HasTools) and not inspect.isclass(given):
+        yield from given.tools()
+    elif isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
+        for item in given:
+            yield from _flat(item)
+    else:
+        yield tool(_checked_function(given))
+
+
+def render(result: object) -> str:
+    """What a model reads of a tool's result: text as it is, structures as JSON, the rest through `str()`."""
+    if isinstance(result, Enum):
+        return render(result.value)
+    if isinstance(result, str):
+        return _valid(result)
+    if isinstance(result, (bytes, bytearray, memoryview)):
+        raise ToolError(
+            f"the tool returned {len(result)} bytes, which no model can read: return text, or a file's path"
+        )
+    if isinstance(result, (Mapping, list, tuple, set, frozenset, BaseModel)) or _is_dataclass(result):
+        with suppress(TypeError, ValueError, RecursionError):  # odd keys, cycles: the tool did its work all the same
+            return _valid(json.dumps(result, default=_plain, ensure_ascii=False))
+    return _valid(str(result))
+
+
+def _is_dataclass(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401 - whatever json does not know
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if _is_dataclass(value):
+        return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"({len(value)} bytes)"
+    return str(value)
+
+
+def _valid(text: str) -> str:
+    """Exactly a `str`, and valid Unicode."""
+    if text.isascii():
+        return str.__str__(text)
+    return _SURROGATES.sub("\ufffd", text)
+
+
+def clip(text: str, max_bytes: int) -> tuple[str, bytes | None]:
+    """The text within its limit; where it had to be cut, a marker names the full size, and the whole comes second."""
+    if len(text) * 4 <= max_bytes:  # a character has at most four bytes
+        return text, None
+    whole = text.encode()
+    if len(whole) <= max_bytes:
+        return text, None
+    marker = "\n[cut: {} of {} bytes are shown]"
+    room = max(0, max_bytes - len(marker.format(max_bytes, len(whole))))
+    kept = whole[:room].decode(errors="ignore")  # what is ignored is the part of a character at the cut
+    return kept + marker.format(len(kept.encode()), len(whole)), whole
