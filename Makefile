@@ -4,7 +4,14 @@ UV := .tools/bin/uv
 RUN := $(UV) run --locked --all-extras
 export UV_PYTHON_DOWNLOADS := never
 
-.PHONY: demo demo-cluster demo-agents test check lint types prove prove-long prove-model bench bench-retrieval clean
+# One process for each core; a process that runs out of tests takes over some of another's.
+PARALLEL := -n auto --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-cluster demo-agents quick test check lint types prove prove-long prove-model bench bench-retrieval clean
+
+help:                    ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
 
 demo: .venv/ready        ## a durable session in a minute, with no key and no network
 	$(RUN) holdfast demo
@@ -17,26 +24,29 @@ demo-agents: .venv/ready ## several agents: in rounds, handing over, and killed 
 	$(RUN) python -m examples.support_desk
 	$(RUN) python -m examples.research_pipeline
 
+quick: .venv/ready       ## the tests that need no server and no PostgreSQL, each asked one way: two minutes
+	$(RUN) pytest --quick $(PARALLEL) -q -rfE
+
 test: .venv/ready        ## every test, on SQLite, PostgreSQL, memory and a four-method store
-	$(RUN) pytest
+	$(RUN) pytest $(PARALLEL) -q -rfE
 
 check: lint types test prove   ## what CI runs
 
-lint: .venv/ready
+lint: .venv/ready        ## ruff: rules and format
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 
-types: .venv/ready
+types: .venv/ready       ## mypy, strict
 	$(RUN) mypy
 
 prove: .venv/ready       ## crashes, power loss, faults and seeded bugs, at CI size
-	$(RUN) python -m tests.prove --size ci
+	$(RUN) pytest tests/proofs -m proof $(PARALLEL) -q -rfE
 
-prove-long: .venv/ready
-	$(RUN) python -m tests.prove --size long
+prove-long: .venv/ready  ## the same at full size: hours
+	$(RUN) pytest tests/proofs -m proof $(PARALLEL) -q -rfE --size long
 
 prove-model: .venv/ready ## a real model on loopback: 108 MB from the registry at the first run, a minute
-	$(RUN) --group model python -m tests.prove_model
+	$(RUN) --group model python -m tests.real_model
 
 bench: .venv/ready       ## our figures beside the raw limit and the peers, in ratios
 	$(RUN) python -m benchmarks
@@ -52,5 +62,5 @@ $(UV):
 	$(UV) sync --locked --all-extras --python $(PYTHON)
 	touch $@
 
-clean:
+clean:                   ## remove what was fetched and cached
 	rm -rf .venv .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis

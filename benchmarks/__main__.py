@@ -1,4 +1,5 @@
-"""`python -m benchmarks [job ...] [--quick] [--out FILE] [--peers | --no-peers]`: the figures; fails on a miss."""
+"""`python -m benchmarks [job ...] [--quick] [--out FILE] [--peers | --no-peers]`: print the figures; exits with 1
+if a bound is missed."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import (
+    compliance,
     crowds,
     deltas,
     flows,
     footprint,
-    keeping,
     lookups,
     loops,
     peers,
@@ -44,11 +45,11 @@ JOBS: dict[str, Callable[[Scale], Iterator[Figure]]] = {
     "flow": flows.overhead,
     "delta": deltas.one_stream,
     "streams": deltas.many_streams,
-    "prune": keeping.pruning,
-    "verify": keeping.verifying,
-    "sweep": keeping.sweeping,
-    "encryption": keeping.encryption,
-    "tools": keeping.tool_calls,
+    "prune": compliance.pruning,
+    "verify": compliance.verifying,
+    "sweep": compliance.sweeping,
+    "encryption": compliance.encryption,
+    "tools": compliance.tool_calls,
     "messages": serving.messages,
     "readers": serving_readers.readers,
     "empty": serving.empty,
@@ -80,13 +81,13 @@ def main() -> int:
 
 
 def _with_peers(arguments: argparse.Namespace) -> bool:
-    """Beside the persisted turn, if they are there or were asked for."""
+    """Return whether to measure the peers: they are installed, and the persisted turn or `--peers` was chosen."""
     wanted = not arguments.jobs or "turn" in arguments.jobs or arguments.peers
     return bool(wanted and not arguments.no_peers and peers.are_installed())
 
 
 def _figures(job: str, scale: Scale) -> list[Figure]:
-    """The rows of a job; one that breaks is a miss with a reason, and the others go on."""
+    """Return the rows of a job. A job that raises gives one missed row with the error, so the other jobs still run."""
     found: list[Figure] = []
     try:
         found.extend(JOBS[job](scale))

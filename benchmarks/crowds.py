@@ -1,4 +1,4 @@
-"""Many writers at once: on one session, where nothing may be lost, and on their own, where commits are shared."""
+"""Many writers at once: on one session, where no message may be lost, and on one each, where they share commits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from holdfast.stores.sqlite_connections import MAX_BATCH
 
 THREADS, PROCESSES, WRITERS = 8, 4, 64
 SHARE_BOUND, BATCHED_BOUND, APSW_BOUND = 0.5, 3.0, 0.6
-PATIENCE = 300  # seconds: a writer that takes longer is stuck
+PATIENCE = 300  # seconds after which a writer counts as stuck
 
 Add = Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wrote:
-    """What one writer did, and when."""
+class WriterResult:
+    """The turns of one writer: acknowledged ones, errors, and the times of its start and end."""
 
     acknowledged: list[tuple[str, int]]
     errors: list[str]
@@ -40,7 +40,7 @@ class Wrote:
     ended: float
 
 
-def _write(writer: str, turns: Sequence[Any], add: Add, wait: Callable[[], object]) -> Wrote:
+def _write(writer: str, turns: Sequence[Any], add: Add, wait: Callable[[], object]) -> WriterResult:
     acknowledged, errors = [], []
     wait()
     began = clock()
@@ -51,13 +51,13 @@ def _write(writer: str, turns: Sequence[Any], add: Add, wait: Callable[[], objec
             errors.append(repr(error))
         else:
             acknowledged.append((writer, number))
-    return Wrote(acknowledged=acknowledged, errors=errors, began=began, ended=clock())
+    return WriterResult(acknowledged=acknowledged, errors=errors, began=began, ended=clock())
 
 
-def _together(writers: dict[str, tuple[Sequence[Any], Add]]) -> list[Wrote]:
-    """Each writer on a thread of its own, all started at once."""
+def _together(writers: dict[str, tuple[Sequence[Any], Add]]) -> list[WriterResult]:
+    """Run each writer on its own thread, all started at once, and return their results."""
     barrier = threading.Barrier(len(writers))
-    found: list[Wrote] = []
+    found: list[WriterResult] = []
 
     def run(name: str, turns: Sequence[Any], add: Add) -> None:
         found.append(_write(name, turns, add, barrier.wait))
@@ -70,9 +70,9 @@ def _together(writers: dict[str, tuple[Sequence[Any], Add]]) -> list[Wrote]:
     return found
 
 
-def _rate(wrote: Sequence[Wrote]) -> float:
-    seconds = max(one.ended for one in wrote) - min(one.began for one in wrote)
-    return sum(len(one.acknowledged) for one in wrote) / seconds
+def _rate(results: Sequence[WriterResult]) -> float:
+    seconds = max(one.ended for one in results) - min(one.began for one in results)
+    return sum(len(one.acknowledged) for one in results) / seconds
 
 
 # -- one session -------------------------------------------------------------------------------------------------------
@@ -80,17 +80,17 @@ def _rate(wrote: Sequence[Wrote]) -> float:
 
 @dataclass(slots=True)
 class Result:
-    """A crowd's rates, round by round, and everything that its audits found."""
+    """The rate of each round of a crowd of writers, and the results of its audits."""
 
     rates: list[float]
     audits: list[Audit]
     errors: list[str]
 
-    def take(self, wrote: Sequence[Wrote], texts: Sequence[str]) -> None:
-        told = [pair for one in wrote for pair in one.acknowledged]
-        errors = [error for one in wrote for error in one.errors]
-        self.rates.append(_rate(wrote))
-        self.audits.append(audit(texts, told, len(errors)))
+    def take(self, results: Sequence[WriterResult], texts: Sequence[str]) -> None:
+        acknowledged = [pair for one in results for pair in one.acknowledged]
+        errors = [error for one in results for error in one.errors]
+        self.rates.append(_rate(results))
+        self.audits.append(audit(texts, acknowledged, len(errors)))
         self.errors += errors
 
     @property
@@ -111,7 +111,7 @@ def _names(count: int) -> list[str]:
     return [f"w{number}" for number in range(count)]
 
 
-def _our_threads(path: Path, id: str, turns: int) -> list[Wrote]:
+def _our_threads(path: Path, id: str, turns: int) -> list[WriterResult]:
     with SQLiteStore(path) as store:
         return _together(
             {
@@ -121,7 +121,7 @@ def _our_threads(path: Path, id: str, turns: int) -> list[Wrote]:
         )
 
 
-def _raw_threads(path: Path, id: str, turns: int) -> list[Wrote]:
+def _raw_threads(path: Path, id: str, turns: int) -> list[WriterResult]:
     raw = RawSQLite(path)
     try:
         return _together(
@@ -149,7 +149,7 @@ def _raw_process(path: Path, id: str, turns: int, name: str, barrier: Any, answe
     raw.close()
 
 
-def _processes(target: Callable[..., None], path: Path, id: str, turns: int) -> list[Wrote]:
+def _processes(target: Callable[..., None], path: Path, id: str, turns: int) -> list[WriterResult]:
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(PROCESSES), context.Queue()
     processes = [
@@ -157,13 +157,13 @@ def _processes(target: Callable[..., None], path: Path, id: str, turns: int) -> 
     ]
     for process in processes:
         process.start()
-    found: list[Wrote] = []
+    found: list[WriterResult] = []
     deadline = clock() + PATIENCE
     try:
         while len(found) < PROCESSES:
             try:
                 found.append(answers.get(timeout=0.5))
-            except queue.Empty:  # a writer that died would keep the others at the barrier
+            except queue.Empty:  # a writer that died never reaches the barrier, and the others would wait there
                 if any(process.exitcode for process in processes) or clock() > deadline:
                     raise RuntimeError("a writer process ended, or hung, before it had written everything") from None
     except BaseException:
@@ -180,8 +180,8 @@ def _one_session(
     job: str,
     scale: Scale,
     place: Path,
-    our_crowd: Callable[[Path, str, int], list[Wrote]],
-    raw_crowd: Callable[[Path, str, int], list[Wrote]],
+    our_crowd: Callable[[Path, str, int], list[WriterResult]],
+    raw_crowd: Callable[[Path, str, int], list[WriterResult]],
 ) -> Iterator[Figure]:
     mine, raw = Result([], [], []), Result([], [], [])
     with folder(place) as path:
@@ -189,14 +189,14 @@ def _one_session(
             id = f"shared{number}"
             with SQLiteStore(path / "ours.db") as store:
                 session = Session(id, store=store)
-                wrote = our_crowd(path / "ours.db", id, scale.turns)
+                results = our_crowd(path / "ours.db", id, scale.turns)
                 texts = ours.texts(session)
             raw_wrote = raw_crowd(path / "raw.db", id, scale.turns)
             reader = RawSQLite(path / "raw.db")
             raw_texts = reader.texts(id)
             reader.close()
             if number:  # the first round only warms up
-                mine.take(wrote, texts)
+                mine.take(results, texts)
                 raw.take(raw_wrote, raw_texts)
     total = mine.total
     detail = f" ({mine.errors[0]})" if mine.errors else ""
@@ -230,7 +230,7 @@ def same_session(scale: Scale) -> Iterator[Figure]:
         )
 
 
-# -- sessions of their own ---------------------------------------------------------------------------------------------
+# -- one session per writer --------------------------------------------------------------------------------------------
 
 
 def own_sessions(scale: Scale) -> Iterator[Figure]:
@@ -253,11 +253,11 @@ def own_sessions(scale: Scale) -> Iterator[Figure]:
         for number in range(scale.crowds + 1):
             for batch, rates in ((MAX_BATCH, batched), (1, unbatched)):
                 store.file.max_batch = batch
-                wrote = _together({session.id: (mine, session.add_message) for session in sessions})
-                failed = [error for one in wrote for error in one.errors]
+                results = _together({session.id: (mine, session.add_message) for session in sessions})
+                failed = [error for one in results for error in one.errors]
                 if failed:
                     raise RuntimeError(f"{len(failed)} of {WRITERS * each} appends failed: {failed[0]}")
-                rates.append(_rate(wrote))
+                rates.append(_rate(results))
             start = clock()
             for seq, message in enumerate(messages, number * each):
                 raw.add_rows([(session.id, seq, message) for session in sessions])
@@ -285,7 +285,7 @@ def own_sessions(scale: Scale) -> Iterator[Figure]:
         limit=rate(statistics.median(driver)),
     )
     yield Figure(
-        job=f"{job}, beside apsw fed by {WRITERS} threads (told, no bound)",
+        job=f"{job}, beside apsw fed by {WRITERS} threads (no bound)",
         ours=ours_rate,
         limit=rate(statistics.median(crowd)),
         ratio=f"{statistics.median(one / other for one, other in zip(batched, crowd, strict=True)):.2f} x",

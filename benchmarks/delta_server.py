@@ -1,8 +1,9 @@
 """A provider on the loopback that streams OpenAI chat chunks: `python -m benchmarks.delta_server`.
 
-The model's name says what to stream: "burst-20000" so many deltas as fast as they are read, "paced-500-50" so many at
-that rate a second. Each delta is an event in an HTTP chunk of its own, as providers send them. The text of a paced one
-is its number, when it was due and when it was sent, on the clock that all processes of a machine share.
+The name of the model chooses the stream: "burst-20000" is 20,000 deltas as fast as the client reads, "paced-500-50" is
+500 deltas at 50 a second. Each delta is an event in its own HTTP chunk, as providers send them. The text of a paced
+delta is its number, the time when it was due and the time when it was sent, on the clock that all processes of a
+machine share.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Iterator
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 TAIL = b"0\r\n\r\n"
-BATCH = 64  # deltas of a burst that are handed to the kernel at once
+BATCH = 64  # deltas of a burst in one write to the socket
 WORDS = (" the", " order", " of", " yesterday", " was", " sent", " twice", ",", " once", " by", " é")
 
 
 def event(delta: dict[str, object], finish: str | None = None, **more: object) -> bytes:
-    """One server-sent event as OpenAI writes it."""
+    """Return one server-sent event in the form of OpenAI."""
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
     frame = {
         "id": "chatcmpl-BkN1x7wTz0Jm8mQ4yq5vS6rUe2dXa",
@@ -36,12 +37,12 @@ def event(delta: dict[str, object], finish: str | None = None, **more: object) -
 
 
 def text(number: int) -> str:
-    """What the delta of a burst says."""
+    """Return the text of one delta of a burst."""
     return WORDS[number % len(WORDS)]
 
 
 def burst(count: int) -> Iterator[bytes]:
-    """Every event of a burst, the ends included."""
+    """Yield every event of a burst, with the first and the last one."""
     yield event({"role": "assistant", "content": "", "refusal": None})
     for number in range(count):
         yield event({"content": text(number)})
@@ -60,7 +61,7 @@ def framed(data: bytes) -> bytes:
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Every request of one connection."""
+    """Answer every request of one connection."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).lower()

@@ -1,6 +1,6 @@
-"""What a streamed delta costs: from the bytes on the wire to the event that a user sees, beside the bare codec.
+"""The cost of a streamed delta, from the bytes on the wire to the event that a user gets, beside the codec alone.
 
-The provider is a process of its own on the loopback, so that the CPU of this one is the client's alone.
+The provider is another process on the loopback, so the CPU time of this process is that of the client alone.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from holdfast.stores import SQLiteStore
 from holdfast.stores.memory import MemoryStore
 
 CODEC_BOUND = 4.0
-RATE = 50  # deltas a second of one stream
+RATE = 50  # deltas per second of one stream
 
 cpu = time.process_time
-Stream = Callable[[], float]  # the seconds of CPU of one stream
+Stream = Callable[[], float]  # runs one stream and returns its seconds of CPU
 
 
 @contextmanager
 def _provider() -> Iterator[str]:
-    """The base URL of a provider that streams."""
+    """Start a provider that streams, and yield its base URL."""
     command = [sys.executable, "-m", "benchmarks.delta_server"]
     with subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -66,7 +66,7 @@ def one_stream(scale: Scale) -> Iterator[Figure]:
         for number in range(max(3, scale.rounds // 2) + 1):
             for name, stream in streams.items():
                 seconds = stream()
-                if number:  # the first round opens the connections
+                if number:  # the first round is not counted: it opens the connections
                     taken[name].append(seconds / count)
         loop.run(agent.model.close_async())  # type: ignore[attr-defined]
     found = Race(taken)
@@ -81,7 +81,7 @@ def one_stream(scale: Scale) -> Iterator[Figure]:
             limit=_each(bare),
         )
         yield Figure(
-            job=f"{job}, beside {transport} that only reads the bytes (told, no bound)",
+            job=f"{job}, beside {transport} that only reads the bytes (no bound)",
             ours=_each(mine),
             limit=_each(found.seconds(transport)),
             ratio=f"{found.ratio(name, transport):.2f} x",
@@ -92,58 +92,58 @@ def _each(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
-def _checked(told: int, text: str, count: int) -> None:
-    if told != count or text != "".join(map(delta_server.text, range(count))):
-        raise RuntimeError(f"{told:,} of {count:,} deltas came, {len(text):,} characters")
+def _checked(received: int, text: str, count: int) -> None:
+    if received != count or text != "".join(map(delta_server.text, range(count))):
+        raise RuntimeError(f"{received:,} of {count:,} deltas came, {len(text):,} characters")
 
 
 def _decoded(model: str, count: int) -> float:
     pieces = list(delta_server.burst(count))
     request = ModelRequest(model=model, messages=[Message.user("go")])
     decoder = openai.decoder(request, Endpoint(provider="openai", base_url="http://127.0.0.1"))
-    told, text = 0, ""
+    received, text = 0, ""
     start = cpu()
     for piece in pieces:
         for event in decoder.feed(piece):
             if event.type == "text_delta":
-                told += 1
+                received += 1
             elif event.type == "done":
                 text = event.message.text
     taken = cpu() - start
-    _checked(told, text, count)
+    _checked(received, text, count)
     return taken
 
 
 def _streamed(agent: Agent, count: int) -> float:
     session = Session(agent=agent, store=MemoryStore())
-    told, text = 0, ""
+    received, text = 0, ""
     start = cpu()
     for event in session.stream("go"):
         if event.type == "text_delta":
-            told += 1
+            received += 1
         elif event.type == "done":
             text = event.response.text
     taken = cpu() - start
-    _checked(told, text, count)
+    _checked(received, text, count)
     return taken
 
 
 async def _streamed_async(agent: Agent, count: int) -> float:
     session = Session(agent=agent, store=MemoryStore())
-    told, text = 0, ""
+    received, text = 0, ""
     start = cpu()
     async for event in session.stream_async("go"):
         if event.type == "text_delta":
-            told += 1
+            received += 1
         elif event.type == "done":
             text = event.response.text
     taken = cpu() - start
-    _checked(told, text, count)
+    _checked(received, text, count)
     return taken
 
 
 class _Raw:
-    """The same bytes read by plain httpx2 clients, and thrown away."""
+    """Plain httpx2 clients that read the same bytes and drop them."""
 
     def __init__(self, base_url: str, model: str) -> None:
         import httpx2
@@ -170,12 +170,12 @@ class _Raw:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one of many streams told: seconds from due to sent and from sent to seen, per delta; and what is missing."""
+class StreamTimes:
+    """The delays of one stream, in seconds per delta."""
 
-    sent_late: list[float]
-    seen_late: list[float]
-    lost: int
+    sent_late: list[float]  # from the time when the delta was due to the time when the provider sent it
+    seen_late: list[float]  # from the time when the provider sent it to the time when the caller got it
+    lost: int  # number of missing deltas, one more if some came out of order
 
 
 def many_streams(scale: Scale) -> Iterator[Figure]:
@@ -184,38 +184,38 @@ def many_streams(scale: Scale) -> Iterator[Figure]:
         agent = _agent(stack.enter_context(_provider()), f"paced-{count}-{RATE}")
         store = stack.enter_context(SQLiteStore(stack.enter_context(folder(fastest())) / "streams.db"))
         sessions = [Session(agent=agent, store=store) for _ in range(scale.streams)]
-        told, seconds, used = asyncio.run(_together(sessions, count))
-        lost = sum(one.lost for one in told)
+        streams, seconds, used = asyncio.run(_together(sessions, count))
+        lost = sum(one.lost for one in streams)
         lost += sum(_missing(session.messages[-1].text, count) for session in sessions)
     deltas = scale.streams * count
     job = f"{scale.streams} stream_async at once, {RATE} deltas/s each, {scale.seconds} s"
-    late = [seconds for one in told for seconds in one.seen_late]
-    before = [seconds for one in told for seconds in one.sent_late]
+    late = [seconds for one in streams for seconds in one.seen_late]
+    before = [seconds for one in streams for seconds in one.sent_late]
     yield Figure(job=f"{job}: {deltas:,} deltas, lost on the way or in the log", ours=str(lost), bound="0", ok=not lost)
     yield Figure(
-        job=f"{job}: p99 lateness from sent to seen, beside the provider's own (told, no bound)",
+        job=f"{job}: p99 lateness from sent to seen, beside the provider's own (no bound)",
         ours=_milliseconds(_p99(late)),
         limit=_milliseconds(_p99(before)),
     )
     yield Figure(
-        job=f"{job}: median lateness from sent to seen (told, no bound)",
+        job=f"{job}: median lateness from sent to seen (no bound)",
         ours=_milliseconds(statistics.median(late)),
         limit=_milliseconds(statistics.median(before)),
     )
     yield Figure(
-        job=f"{job}: CPU of this process, {seconds:.1f} s (told, no bound)",
+        job=f"{job}: CPU of this process, {seconds:.1f} s (no bound)",
         ours=f"{used / seconds:.0%} of a core",
         ratio=f"{_each(used / deltas)} a delta",
     )
 
 
-async def _together(sessions: Sequence[Session], count: int) -> tuple[list[Told], float, float]:
+async def _together(sessions: Sequence[Session], count: int) -> tuple[list[StreamTimes], float, float]:
     start, begun = cpu(), time.monotonic()
-    told = await asyncio.gather(*(_watched(session, count) for session in sessions))
-    return told, time.monotonic() - begun, cpu() - start
+    streams = await asyncio.gather(*(_watched(session, count) for session in sessions))
+    return streams, time.monotonic() - begun, cpu() - start
 
 
-async def _watched(session: Session, count: int) -> Told:
+async def _watched(session: Session, count: int) -> StreamTimes:
     seen: list[tuple[str, float]] = []
     async for event in session.stream_async("go"):
         if event.type == "text_delta":
@@ -227,11 +227,11 @@ async def _watched(session: Session, count: int) -> Told:
         sent_late.append(float(sent) - float(due))
         seen_late.append(at - float(sent))
     lost = count - len(set(numbers)) + (numbers != sorted(numbers))
-    return Told(sent_late, seen_late, lost)
+    return StreamTimes(sent_late, seen_late, lost)
 
 
 def _missing(text: str, count: int) -> int:
-    """How many deltas a stored answer lacks."""
+    """Return the number of deltas that a stored answer lacks."""
     return count - len({piece.split(" ")[0] for piece in text.split(";") if piece})
 
 

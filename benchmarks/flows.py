@@ -1,6 +1,6 @@
-"""What an agent costs in a flow, beside a run of that agent alone: the same model, which answers at once, and no tools.
+"""The cost of an agent in a flow, compared with a run of the same agent alone: a model that answers at once, no tools.
 
-A flow of ten is timed whole and divided by ten; what is left is the price of being one of several.
+A flow of ten agents is timed as a whole and divided by ten, so the difference is the cost of the flow for each agent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.report import Figure, at_most, duration
 from benchmarks.timing import Act, Scale, folder, places, race
 from holdfast import Agent, Session
-from holdfast.agent_base import Askable
+from holdfast.agent_base import BaseAgent
 from holdfast.flow import LoopAgent, ParallelAgent, SequentialAgent
 from holdfast.stores import SQLiteStore
 from holdfast.stores.base import Store
@@ -26,9 +26,9 @@ def agent(name: str) -> Agent:
 
 
 class Runs:
-    """Runs of an agent or a flow, each in a new session, divided among its agents."""
+    """Times runs of an agent or a flow, each in a new session, and divides the time by the number of agents."""
 
-    def __init__(self, store: Store, asked: Askable) -> None:
+    def __init__(self, store: Store, asked: BaseAgent) -> None:
         self._store, self._asked = store, asked
 
     def __call__(self) -> Act:
@@ -44,7 +44,7 @@ def overhead(scale: Scale) -> Iterator[Figure]:
 
 def _at(name: str, directory: Path, scale: Scale) -> Iterator[Figure]:
     agents = [agent(f"agent-{number}") for number in range(AGENTS)]
-    flows: dict[str, Askable] = {
+    flows: dict[str, BaseAgent] = {
         "in order": SequentialAgent(agents),
         "in rounds": LoopAgent(agents[:1], max_iterations=AGENTS),
         "at once": ParallelAgent(agents, max_concurrency=AGENTS),

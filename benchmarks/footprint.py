@@ -1,4 +1,4 @@
-"""What a message takes on disk, and what the package takes to import."""
+"""The size of a message on disk, and the time to import the package."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from holdfast.stores import SQLiteStore
 BARE_BOUND, SEARCH_BOUND, IMPORT_BOUND = 1.8, 2.3, 1.6
 
 EMPTY = "pass"
-OURS = (
-    "from holdfast import Agent, Message, Session"  # the names are loaded when asked for, so a bare import says nothing
-)
+OURS = "from holdfast import Agent, Message, Session"  # a bare `import holdfast` loads none of the names
 LIMIT = "from pydantic import BaseModel, TypeAdapter; import apsw"
 
 
@@ -52,9 +50,10 @@ def size(scale: Scale) -> Iterator[Figure]:
 
 
 def _bytes(path: Path) -> int:
-    """The size of a database once its write-ahead log is folded in.
+    """Return the size of a database after a checkpoint of its write-ahead log.
 
-    Through the library that has the file open: a second one in this process would drop the locks of the first.
+    The checkpoint uses the SQLite library that has the file open: when a second SQLite library in one process closes
+    the file, the operating system drops the locks of the first.
     """
     db = apsw.Connection(str(path))
     busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0]
@@ -67,7 +66,9 @@ def _bytes(path: Path) -> int:
 def importing(scale: Scale) -> Iterator[Figure]:
     with folder(fastest()) as path:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment["PYTHONPYCACHEPREFIX"] = str(path)  # what everybody has after the first import, and only that
+        environment["PYTHONPYCACHEPREFIX"] = str(
+            path
+        )  # a cache of compiled files, as every installation has it after the first import, and no others
 
         def seconds(code: str) -> float:
             start = clock()

@@ -1,4 +1,4 @@
-"""Opening, forking, state and lists: what must not depend on how long a session or a list is."""
+"""Opening, forking, state and lists. Their time must not depend on the length of a session or of a list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from holdfast.stores import SQLiteStore
 
 WINDOW = 20
 SHORT = 10
-MIDDLE = 100  # the shortest session with a whole window in it, and then some
+MIDDLE = 100  # messages of a session that is longer than one window
 KEYS = 100
 FLAT_BOUND = 1.2
 
@@ -174,7 +174,7 @@ def listing(scale: Scale) -> Iterator[Figure]:
 
 
 def _listed_without_events(store: SQLiteStore, copy: Path) -> list[str]:
-    """What the list says when there is no table of events to read."""
+    """Return the list of sessions from a copy without a table of events: this proves that listing reads no event."""
     original = copy.with_name("backup.db")
     store.backup(original)
     shutil.copy(original, copy)

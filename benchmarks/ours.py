@@ -1,4 +1,4 @@
-"""Our side of the jobs: stores, and sessions with a past."""
+"""The holdfast side of the jobs: stores, and sessions with a history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK = 1000
 
 
 def seeded(store: Store, id: str, count: int) -> Session:
-    """A session with `count` messages behind it."""
+    """Create a session with `count` messages."""
     session = Session(id, store=store)
     fill(session, history(count))
     return session
@@ -27,12 +27,12 @@ def fill(session: Session, messages: Iterable[Plain]) -> None:
 
 
 def prepared(messages: Iterable[Plain]) -> list[Message]:
-    """Messages as a caller has them in hand when the clock starts."""
+    """Return the messages as objects, as a caller has them before the clock starts."""
     return [Message.of(message) for message in messages]
 
 
 def texts(session: Session) -> list[str]:
-    """Everything a session says, for an audit."""
+    """Return the text of every message of a session, for an audit."""
     return [_said(message.to_dict()) for message in session.messages]
 
 

@@ -1,11 +1,11 @@
-"""One peer's persisted turn beside the raw limit: what `benchmarks.peers` runs with the peers' own interpreter.
+"""The persisted turn of one peer, compared with the raw limit. `benchmarks.peers` runs it with the peers' interpreter.
 
-Each is used through its public calls and with its defaults; where it has none for a bare append, the calls are those
-that its own agent makes.
+Each peer is used through its public calls and with its defaults. A peer without a public call for a plain append is
+used through the calls that its own agent makes.
 """
 
 # mypy: disable-error-code="import-not-found, misc"
-# The peers are installed elsewhere, so nothing is known about them here.
+# The peers are installed in another environment, so mypy finds no types of theirs.
 from __future__ import annotations
 
 import asyncio
@@ -22,9 +22,9 @@ from benchmarks.raw import RawSQLite
 from benchmarks.timing import Act, folder, race
 from benchmarks.workload import Plain, history, turn
 
-Append = Callable[[list[Any]], object]  # persists one turn, in the peer's own form
+Append = Callable[[list[Any]], object]  # persists one turn, given as messages of the peer
 SESSION, USER = "s", "alice"
-REPLACED_AFTER = 10  # turns
+REPLACED_AFTER = 10  # turns before a short session is replaced
 
 
 def _arguments(call: Plain) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class OpenAI:
 
 
 class LangGraph:
-    """LangGraph, SqliteSaver: one update of the state, the cheapest turn that it can store."""
+    """LangGraph, SqliteSaver: one update of the state, the cheapest way to store a turn."""
 
     package = "langgraph"
 
@@ -147,7 +147,7 @@ class ADK:
 
 
 class Agno:
-    """Agno, SqliteDb: the session's row and the run's, as an agent persists them."""
+    """Agno, SqliteDb: the row of the session and the row of the run, as its agent persists them."""
 
     package = "agno"
 
@@ -174,7 +174,7 @@ class Agno:
         from agno.run.base import RunStatus
 
         found: list[Any] = []
-        for start in range(0, len(messages), 4):  # a run is a turn
+        for start in range(0, len(messages), 4):  # four messages are a turn, which Agno stores as a run
             self.count += 1
             part = messages[start : start + 4]
             run = RunOutput(
@@ -201,7 +201,7 @@ class Agno:
 
 
 class Strands:
-    """Strands, FileSessionManager: a file per message, never flushed; the calls are those of its agent's hooks."""
+    """Strands, FileSessionManager: a file per message, never flushed; with the calls of its agent's hooks."""
 
     package = "strands-agents"
 
@@ -236,7 +236,7 @@ class Strands:
 
 
 def _no_model() -> Any:
-    """A model that is never asked."""
+    """Return a model that is never called."""
     from strands.models import Model
 
     class Silent(Model):
@@ -252,7 +252,7 @@ PEERS: dict[str, Any] = {peer.__name__.lower(): peer for peer in (OpenAI, Agno, 
 
 
 def measure(name: str, length: int, rounds: int, calls: int, place: Path) -> dict[str, Any]:
-    """A peer's turn and the raw one, in turns, at one length of the session."""
+    """Time the turn of a peer and the raw turn alternately, at one length of the session."""
     with ExitStack() as stack:
         raw = RawSQLite(stack.enter_context(folder(place)) / "raw.db")
         stack.callback(raw.close)
@@ -270,7 +270,9 @@ def measure(name: str, length: int, rounds: int, calls: int, place: Path) -> dic
 
         def theirs() -> Act:
             nonlocal peer, left
-            if not left and length < 100:  # a short session must stay one: some peers write all of it every time
+            if (
+                not left and length < 100
+            ):  # a short session must stay short: some peers write the whole session every time
                 peer, left = seeded(), REPLACED_AFTER
             left -= 1
             native, append = peer.native(turn("t", next(count))), peer.append

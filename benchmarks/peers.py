@@ -1,4 +1,5 @@
-"""The peers' persisted turn, beside the same raw limit. They are installed apart: none is a dependency of ours."""
+"""The persisted turn of the peers, compared with the same raw limit. They are installed in their own environment: none
+is a dependency of holdfast."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ HERE = Path(__file__).resolve().parent
 PYTHON = HERE / ".peers" / "bin" / "python"
 READY = HERE / ".peers" / "ready"
 PINNED = HERE / "peers.txt"
-LENGTHS = (10, 1_000)  # at 100,000 some of them need minutes for a turn
-PATIENCE = 900  # seconds
+LENGTHS = (10, 1_000)  # messages; at 100,000 some peers need minutes for a turn
+PATIENCE = 900  # seconds after which a peer counts as stuck
 QUIET = {
     "OTEL_SDK_DISABLED": "true",
     "AGNO_TELEMETRY": "false",
@@ -32,7 +33,7 @@ def are_installed() -> bool:
 
 
 def install() -> None:
-    """Make the environment that `peers.txt` asks for."""
+    """Create the environment of the peers with the packages of `peers.txt`."""
     subprocess.run([sys.executable, "-m", "venv", str(PYTHON.parent.parent)], check=True)
     subprocess.run([str(PYTHON), "-m", "pip", "install", "--quiet", "-r", str(PINNED)], check=True)
     READY.write_text(PINNED.read_text())

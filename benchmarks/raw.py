@@ -1,6 +1,6 @@
-"""The raw limit of most jobs: the plainest code that stores the same bytes and promises nothing else.
+"""The raw limit of most jobs: the plainest code that stores the same bytes and guarantees nothing else.
 
-Nothing but the standard library, so that the peers, in an environment of their own, are beside the same limit.
+It uses only the standard library, so that the peers, in their own environment, are compared with the same limit.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ GET = "SELECT value FROM state WHERE session = ? AND name = ?"
 ADD_SESSION = "INSERT INTO sessions(id, owner, title, metadata) VALUES(?,?,?,?)"
 LIST = "SELECT id, owner, title, metadata FROM sessions WHERE owner = ? ORDER BY number DESC LIMIT ?"
 
-encode = json.JSONEncoder(ensure_ascii=False).encode  # as small and as fast as the standard library can
+encode = json.JSONEncoder(ensure_ascii=False).encode  # the smallest and fastest JSON of the standard library
 WAL, SYNCHRONOUS = "PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL"
 
 
 class RawSQLite:
-    """The standard library's sqlite3 on one table, one transaction per turn, as durable as our default."""
+    """The standard library's sqlite3 on one table, one transaction per turn, as durable as holdfast's default."""
 
     def __init__(self, path: Path) -> None:
         self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
@@ -51,7 +51,7 @@ class RawSQLite:
         self.db.close()
 
     def add(self, session: str, messages: Iterable[Plain]) -> None:
-        """One transaction; its only writer knows the head by heart."""
+        """Add messages in one transaction. The only writer keeps the head in memory, so it need not read it."""
         seq = self._heads.get(session, 0)
         rows = [(session, seq + offset, encode(message)) for offset, message in enumerate(messages, 1)]
         db = self.db
@@ -61,7 +61,7 @@ class RawSQLite:
         self._heads[session] = seq + len(rows)
 
     def add_among_others(self, session: str, messages: Iterable[Plain]) -> None:
-        """The same when threads share this connection and other processes the file."""
+        """Do the same when threads share this connection and other processes share the file."""
         db = self.db
         bodies = [encode(message) for message in messages]
         with self._lock:

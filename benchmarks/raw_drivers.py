@@ -1,4 +1,4 @@
-"""The raw limits that need a driver: apsw's batches and psycopg's commits."""
+"""The raw limits that need a driver: batches of apsw, and commits of psycopg."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Waiting = tuple[str, int, Plain]  # session, seq, message
 
 
 class RawApsw:
-    """The driver that our store uses, on one table: what a batch of rows in one transaction costs."""
+    """apsw, the driver of `SQLiteStore`, on one table: a batch of rows in one transaction."""
 
     def __init__(self, path: Path) -> None:
         self.db = apsw.Connection(str(path))
@@ -36,7 +36,7 @@ class RawApsw:
 
 
 class SharedApsw:
-    """The same fed by threads: a writer thread commits what is waiting and answers each. Nothing is checked."""
+    """The same, fed by threads: a writer thread commits all waiting rows and answers each thread. It checks nothing."""
 
     def __init__(self, raw: RawApsw, batch: int) -> None:
         self.raw, self.batch = raw, batch
@@ -72,7 +72,7 @@ PG_INSERT = "INSERT INTO raw_messages SELECT %s, * FROM unnest(%s::bigint[], %s:
 
 
 class RawPostgres:
-    """psycopg: one statement of all rows, and a commit."""
+    """psycopg: one statement with all rows, and a commit."""
 
     def __init__(self, dsn: str, *, autocommit: bool = False) -> None:
         self.db = psycopg.connect(dsn, autocommit=autocommit)

@@ -1,4 +1,5 @@
-"""One table of figures, as text and as Markdown, with what is needed to judge it: versions, machine, flush, date."""
+"""The table of figures, as text and as Markdown, with the facts that a reader needs to judge it: versions, machine,
+time of a flush, date."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ PACKAGES = ("holdfast", "apsw", "orjson", "pydantic", "psycopg", "pixeltable-pgs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One row. Without a bound it is only told."""
+    """One row of the table. A row without a bound is information only: it cannot fail."""
 
     job: str
     ours: str = ""
@@ -59,9 +60,10 @@ def text_table(figures: Sequence[Figure]) -> str:
 
 def markdown(figures: Sequence[Figure], notes: Sequence[str], command: str) -> str:
     lines = [
-        "# Figures",
+        "# Benchmark results",
         "",
-        f"Written by `{command}`. Only the ratios count: each compares contestants that took turns in the same rounds.",
+        f"Written by `{command}`. Only the ratios are meaningful: each compares programs that alternated in the same "
+        "rounds of one run.",
         "",
         markdown_table(HEADINGS, [figure.cells for figure in figures]),
         "",
@@ -76,7 +78,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def circumstances(flushes: Sequence[tuple[str, float]]) -> list[str]:
-    """What the figures were measured with, and on."""
+    """Return the notes below the table: date, versions, machine, and the time of a flush at each place."""
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     return [
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",

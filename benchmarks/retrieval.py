@@ -1,7 +1,8 @@
-"""`python -m benchmarks.retrieval [--quick]`: questions that find their memory, and how fast; fails on a miss.
+"""`python -m benchmarks.retrieval [--quick]`: how many questions find their memory, and how fast; exits
+with 1 if a bound is missed.
 
-`make bench-retrieval` runs it with a real embedding model. Every way of searching is asked the same questions over the
-same memories; PostgreSQL must find what SQLite finds, in the same order.
+`make bench-retrieval` runs it with a real embedding model. Every way of searching gets the same questions and the
+same memories. PostgreSQL must find the same memories as SQLite, in the same order.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 
 Embedder = Callable[[list[str]], list[list[float]]]
-Search = Callable[[str], list[str]]  # a question in, the keys of three memories out, the best first
+Search = Callable[[str], list[str]]  # takes a question, returns the keys of three memories, the best first
 HEADINGS = ("search", "right at 1", "right in 3", "right at 1, no word shared", "must be", "verdict")
-ENOUGH = 0.85  # of the questions, right at 1, with the real model
+ENOUGH = 0.85  # share of the questions whose first result is right, with the real model
 SHOWN = 3
 HYBRID = "hybrid, MiniLM"
 
@@ -53,7 +54,7 @@ def main() -> int:
 
 @contextmanager
 def both() -> Iterator[dict[str, Store]]:
-    """An empty store of each kind."""
+    """Yield an empty store of each kind, by its name."""
     with ExitStack() as stack:
         path = stack.enter_context(folder(fastest()))
         dsn = stack.enter_context(database(durable=False))
@@ -63,7 +64,7 @@ def both() -> Iterator[dict[str, Store]]:
 
 @dataclass(frozen=True, slots=True)
 class Grades:
-    """What was found for each question."""
+    """The results of one way of searching, for each question."""
 
     found: list[tuple[Note, str, list[str]]]
 
@@ -80,12 +81,12 @@ class Grades:
 
 
 def graded(store: Store, model: Remembering) -> dict[str, Grades]:
-    """Each way of searching, asked everything."""
+    """Ask every question with each way of searching, and return the grades."""
     known = notes()
     hybrid = VectorMemoryService(embedder=model)
     ways: dict[str, Search] = {
         "keyword": kept(store, "keyword", KeywordMemoryService(), known),
-        "n-grams alone": nearest(ngrams.hashed, known),
+        "n-grams alone": nearest(ngrams.embed_texts, known),
         "hybrid, n-grams": kept(store, "n-grams", VectorMemoryService(), known),
         "MiniLM alone": nearest(model, known),
         HYBRID: kept(store, "model", hybrid, known),
@@ -100,7 +101,7 @@ def graded(store: Store, model: Remembering) -> dict[str, Grades]:
 
 
 class Remembering:
-    """An embedder that computes each text once: the question is what is found, not how fast it is embedded."""
+    """An embedder that computes each text once: this benchmark grades the results, not the speed of the model."""
 
     def __init__(self, model: MiniLM) -> None:
         verify(model)
@@ -114,7 +115,7 @@ class Remembering:
 
 
 def kept(store: Store, user: str, service: KeywordMemoryService | VectorMemoryService, known: list[Note]) -> Search:
-    """A user's memories, searched as users search them."""
+    """Store memories of a user, and return a search of them through the public calls."""
     memory = Memory(service=service, store=store)
     for note in known:
         memory.store(note.key, note.text, user_id=user, kind="fact")
@@ -122,7 +123,7 @@ def kept(store: Store, user: str, service: KeywordMemoryService | VectorMemorySe
 
 
 def nearest(embed: Embedder, known: list[Note]) -> Search:
-    """Vectors and nothing else, computed here: what the service is given to work with."""
+    """Return a search by vectors alone, computed here: the baseline of the vector service."""
     matrix = _unit(embed([note.text for note in known]))
 
     def search(question: str) -> list[str]:
@@ -138,7 +139,7 @@ def _unit(vectors: list[list[float]]) -> Array:
 
 
 def table(grades: dict[str, dict[str, Grades]]) -> tuple[list[tuple[str, ...]], bool]:
-    """The rows, and whether all of them hold."""
+    """Return the rows of the table, and whether all bounds hold."""
     (first, found), *others = grades.items()
     rows, held = [], []
     for way, grade in found.items():

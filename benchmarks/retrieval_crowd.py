@@ -1,7 +1,7 @@
-"""How long one user's search takes when 100 users keep 1,000 memories each, in one SQLite file or one PostgreSQL.
+"""The time of one user's search when 100 users have 1,000 memories each, in one SQLite file or one PostgreSQL.
 
-The searching is done by processes of their own, which stored nothing: `python -m benchmarks.retrieval_crowd ADDRESS
-SERVICE USERS SEARCHES` prints the seconds. `--without-numpy` hides it, as most installations have none.
+Other processes search, which stored nothing themselves: `python -m benchmarks.retrieval_crowd ADDRESS SERVICE USERS
+SEARCHES` prints the seconds. `--without-numpy` hides numpy, because most installations have none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from holdfast import KeywordMemoryService, Memory, VectorMemoryService
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 
-Taken = tuple[float, float]  # seconds on the clock, and of work
+Taken = tuple[float, float]  # seconds on the clock, and seconds of CPU
 HEADINGS = ("search", "median", "p99", "CPU of this process, median", "must be", "verdict")
-BOUND = 0.025  # seconds, the median
+BOUND = 0.025  # seconds that the median may take
 DIMENSION = 384
 LENGTH, QUERY = 9, 4  # words of a memory and of a query
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +39,7 @@ FIRST = "the first search of a process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything a run does."""
+    """The number of users, memories and searches of a run."""
 
     users: int = 100
     memories: int = 1000
@@ -51,7 +51,7 @@ FULL, QUICK = Size(), Size(users=5, memories=200, searches=30, processes=3)
 
 
 def table(*, quick: bool) -> tuple[list[tuple[str, ...]], bool]:
-    """The rows, and whether all of them hold."""
+    """Return the rows of the table, and whether all bounds hold."""
     size = QUICK if quick else FULL
     rows: list[tuple[str, ...]] = []
     with ExitStack() as stack:
@@ -77,7 +77,7 @@ def _row(name: str, taken: list[Taken], *, bound: bool = False) -> tuple[str, ..
 
 
 def fill(address: str, size: Size) -> None:
-    """Everybody's memories, with a vector each."""
+    """Store the memories of all users, each with a vector."""
     with opened(address) as store:
         memory = fresh(store, "vector")
         for number, text in enumerate(sentences(1, LENGTH, size.users * size.memories)):
@@ -86,14 +86,14 @@ def fill(address: str, size: Size) -> None:
 
 
 def indexed(address: str, size: Size) -> list[Taken]:
-    """The seconds of everybody's first search, which finds nothing indexed."""
+    """Return the seconds of each user's first search, which has to build the index."""
     with opened(address) as store:
         memory = fresh(store, "keyword")
         return [timed(memory, user, query) for user, query in enumerate(sentences(3, QUERY, size.users))]
 
 
 def measured(address: str, service: list[str], size: Size) -> dict[str, list[Taken]]:
-    """The seconds of each case, from processes that run one after another."""
+    """Return the seconds of each case, measured in processes that run one after the other."""
 
     def searched(searches: int) -> dict[str, list[Taken]]:
         numbers = [str(size.users), str(searches)]
@@ -107,7 +107,7 @@ def measured(address: str, service: list[str], size: Size) -> dict[str, list[Tak
 
 
 def search(store: Store, service: str, users: int, searches: int) -> dict[str, list[Taken]]:
-    """The seconds of each search, in each case."""
+    """Return the seconds of each search, for each case."""
     queries = sentences(2, QUERY, 1 + 3 * searches)
     kept = fresh(store, service)
     seconds = {FIRST: [timed(kept, 0, next(queries))]}
@@ -127,7 +127,7 @@ def fresh(store: Store, service: str) -> Memory:
 
 
 def timed(memory: Memory, user: int, query: str) -> Taken:
-    """The seconds on the clock, and those that this process worked: on a busy machine only the latter say much."""
+    """Search once; return the seconds on the clock and the seconds of CPU. On a busy machine only CPU is reliable."""
     start, worked = clock(), time.process_time()
     memory.search(query, limit=5, user_id=f"user-{user}")
     return clock() - start, time.process_time() - worked
@@ -138,7 +138,7 @@ def opened(address: str) -> Store:
 
 
 def sentences(seed: int, length: int, count: int) -> Iterator[str]:
-    """Texts of so many words, some of them frequent and most of them rare, the same for the same seed."""
+    """Yield `count` texts of `length` words, some frequent and most rare; the same texts for the same seed."""
     vocabulary = sorted({word for note in notes() for word in WORD.findall(note.text.lower())})
     random.Random(0).shuffle(vocabulary)
     chance = random.Random(seed)
@@ -148,7 +148,7 @@ def sentences(seed: int, length: int, count: int) -> Iterator[str]:
 
 
 def scattered(texts: list[str]) -> list[list[float]]:
-    """A vector for each text, always the same for the same one, that means nothing: only the time is taken here."""
+    """Return a vector for each text, always the same for the same text. It has no meaning: only time matters here."""
     found = []
     for text in texts:
         chance = random.Random(text)
@@ -157,7 +157,7 @@ def scattered(texts: list[str]) -> list[list[float]]:
 
 
 class WithoutNumpy(MetaPathFinder):
-    """Answers an import of numpy as an installation without it does."""
+    """Makes an import of numpy fail, as in an installation without numpy."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "numpy":

@@ -1,8 +1,8 @@
-"""What an assistant might keep about Tessa, who does not exist, and what she asks in other words.
+"""Memories of an assistant about Tessa, an invented user, and her questions about them in other words.
 
-`retrieval_questions.txt` has a key and a memory in a line, and below it the questions that this memory answers and no
-other one does. Most have two: one that has no word in common with it but a name, and one as asked on an ordinary day,
-which may share a word or two.
+`retrieval_questions.txt` has a key and a memory in a line, and below it the questions that only this memory answers.
+Most memories have two questions: one that shares no word with the memory except names, and one in everyday words, which
+may share a word or two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INDENT = "    "
 
 WORD = re.compile(r"[^\W\d_]+")
 NAMES = frozenset(WORD.findall("mia oskar marek ilse priya felix bogdan hanna biscuit pepper armor ferries"))
-# Words that questions are made of, whatever they are about.
+# Words that occur in questions about every subject.
 SMALL = frozenset(
     WORD.findall(
         "a about after all am an and any are as at be because been before both but by can could did do does down "
@@ -27,23 +27,23 @@ SMALL = frozenset(
         "who whom whose why will with without would you"
     )
 )
-STEM = 5  # letters: enough to see that photo and photos are one word
+STEM = 5  # letters of a word that are compared, so that "photo" and "photos" are the same word
 
 
 class Note(NamedTuple):
-    """A memory and the questions it answers."""
+    """A memory and the questions that it answers."""
 
     key: str
     text: str
     questions: list[str]
 
     def shared(self, question: str) -> set[str]:
-        """The words that say what the question is about and that the memory or its key has too, names left out."""
+        """Return the content words of the question that the memory or its key has too, without names."""
         return content(question) & content(f"{self.key} {self.text}")
 
 
 def content(text: str) -> set[str]:
-    """The beginnings of the words that say what a text is about."""
+    """Return the first letters of each content word of a text."""
     return {word[:STEM] for word in WORD.findall(text.lower()) if len(word) > 1 and word not in SMALL | NAMES}
 
 

@@ -1,4 +1,4 @@
-"""The server under load: a real process, asked from this one."""
+"""The server under load: it runs in its own process, and this process sends the requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from holdfast import Session
 from holdfast.stores import SQLiteStore
 
 CLIENTS = 32
-CONNECTIONS = 8  # of those who ask for nothing
-PAGE = 50  # sessions of a list
+CONNECTIONS = 8  # connections of the clients with empty requests
+PAGE = 50  # sessions of one page of a list
 LONG = 1_000  # messages of each session on the page, in the longer file
 MESSAGES_BOUND, EMPTY_BOUND, LIST_BOUND, FLAT_BOUND = 0.4, 2.5, 4.0, 1.2
 
@@ -37,7 +37,7 @@ def _succeeded(load: Load) -> Load:
 
 
 def messages(scale: Scale) -> Iterator[Figure]:
-    """Blocking messages beside the library, both with so many sessions at once."""
+    """Measure blocking messages, compared with the library with the same number of sessions at once."""
     for name, place in places().items():
         yield from _messages(scale, name, place)
 
@@ -74,7 +74,7 @@ def _messages(scale: Scale, name: str, place: Path) -> Iterator[Figure]:
     detail = f" ({errors[0]})" if errors else ""
     yield Figure(job=f"{job}: errors of {len(waited):,}", ours=f"{len(errors)}{detail}", bound="0", ok=not errors)
     yield Figure(
-        job=f"{job}: median and p99 of one message, CPU of the server per message (told, no bound)",
+        job=f"{job}: median and p99 of one message, CPU of the server per message (no bound)",
         ours=f"{duration(statistics.median(waited))}, {duration(waited[int(len(waited) * 0.99)])}",
         ratio=f"{used / len(waited) * 1e6:,.0f} us",
     )
@@ -89,7 +89,7 @@ def _has_answer(body: bytes) -> bool:
 
 
 def _library_rate(store: SQLiteStore, ids: Sequence[str], turns: int) -> float:
-    """Turns a second of the same agent, a thread for each session."""
+    """Return the turns per second of the same agent in the library, with a thread for each session."""
     sessions = [Session(id, store=store, agent=instant) for id in ids]
     barrier = threading.Barrier(len(ids) + 1)
     answers: list[str] = []
@@ -114,11 +114,11 @@ def _library_rate(store: SQLiteStore, ids: Sequence[str], turns: int) -> float:
     return len(answers) / taken
 
 
-# -- requests that ask for little --------------------------------------------------------------------------------------
+# -- small requests ----------------------------------------------------------------------------------------------------
 
 
 def empty(scale: Scale) -> Iterator[Figure]:
-    """A request that is authenticated and touches no store (GET /tools), at saturation, beside bare FastAPI."""
+    """Measure an authenticated request that uses no store (GET /tools), at saturation, compared with bare FastAPI."""
     with ExitStack() as stack:
         path = stack.enter_context(folder(fastest()))
         served = stack.enter_context(holdfast_server(f"sqlite:///{path / 'served.db'}"))
@@ -142,7 +142,7 @@ def empty(scale: Scale) -> Iterator[Figure]:
 
 
 def listing(scale: Scale) -> Iterator[Figure]:
-    """A page of many sessions, beside the library's; and the same page when its sessions are long."""
+    """Measure a page of a list of many sessions, compared with the library, and the same page of long sessions."""
     count = scale.sessions * 10
     with ExitStack() as stack:
         path = stack.enter_context(folder(fastest()))

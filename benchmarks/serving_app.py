@@ -1,8 +1,8 @@
-"""The server that the figures are taken of: `holdfast serve` with models that take no time, keep time, or never end.
+"""The server that the benchmarks measure: `holdfast serve` with models that answer at once, at a pace, or never.
 
-`python -m benchmarks.serving_app benchmarks.serving_app --port 0 ...` is the command line's own `serve`, with one thing
-that only a benchmark wants: with HOLDFAST_BENCH_FOREIGN the process names itself as one of another machine would be
-named, so that nobody can see that it is dead.
+`python -m benchmarks.serving_app benchmarks.serving_app --port 0 ...` is `holdfast serve` with one addition: with
+HOLDFAST_BENCH_FOREIGN the process uses the name of a process on another machine, so that other processes cannot check
+whether it is alive.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from benchmarks.workload import turn
 from holdfast import Agent, Message, tool
 from holdfast.log.messages import Text, ToolCall
 from holdfast.models import Done, ModelEvent, ModelRequest, TextDelta, Usage
-from holdfast.models.scripted import Item, call, replay
+from holdfast.models.scripted import Item, call, stream_items
 from holdfast.stores import lease
 
 ASK, ANSWER = (str(turn("reply", 0)[part]["content"]) for part in (0, 3))
 PACE = 0.25  # seconds from one delta to the next
-STEP = 16  # deltas of one reply: with its tool call it makes four durable events, so one a second
+STEP = 16  # deltas of one reply; with its tool call a reply makes four durable events, so one a second
 FOREIGN, HANGS, NOTES = "HOLDFAST_BENCH_FOREIGN", "HOLDFAST_BENCH_HANGS", "HOLDFAST_BENCH_NOTES"
 
 
 class _Model:
-    """A model of ours; it keeps nothing of what it was asked."""
+    """Base class of the models here. It keeps no request."""
 
     context_window = 128_000
     provider = "benchmark"
@@ -45,11 +45,11 @@ class Instant(_Model):
     """Answers at once."""
 
     def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
-        return replay([ANSWER], request, self.provider)
+        return stream_items([ANSWER], request, self.provider)
 
 
 class Paced(_Model):
-    """Says when it says something, again and again: as many replies as it is asked for, a tool call after each."""
+    """Sends deltas that contain the time of sending. The question is the number of replies, with tool calls between."""
 
     def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
         question = max(at for at, message in enumerate(request.messages) if message.role == "user")
@@ -72,14 +72,14 @@ class Paced(_Model):
 
 
 class Noting(_Model):
-    """Has the question noted by a tool, then answers; in a process that HANGS it never comes to the answer."""
+    """Calls the tool `note` with the question, then answers; in a process with HANGS it never answers."""
 
     def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
         last = request.messages[-1]
         items: list[Item] = [ANSWER] if last.role == "tool" else [call("note", {"text": last.text})]
         if last.role == "tool" and os.environ.get(HANGS):
             time.sleep(3600)
-        return replay(items, request, self.provider)
+        return stream_items(items, request, self.provider)
 
 
 @tool
@@ -105,7 +105,7 @@ noting = Agent(name="noting", model=Noting("noting"), tools=[note])
 
 
 def main() -> None:
-    """Serve, as the command line does."""
+    """Run `holdfast serve`."""
     from holdfast.cli.serve import serve
 
     if os.environ.get(FOREIGN):

@@ -1,4 +1,4 @@
-"""Bare FastAPI, served as we serve ours: what an empty request costs when nobody asks who sends it."""
+"""Bare FastAPI with the same server as holdfast: the cost of an empty request without authentication."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from holdfast.server.config import Config
-from holdfast.server.process import bound, uvicorn_config
+from holdfast.server.process import bind_sockets, uvicorn_config
 
 app = FastAPI()
 
@@ -20,7 +20,7 @@ async def tools() -> dict[str, list[str]]:
 
 def main() -> None:
     config = Config(port=0)
-    sockets = bound(config)
+    sockets = bind_sockets(config)
     config = replace(config, port=sockets[0].getsockname()[1])
     print(config.url, flush=True)
     uvicorn.Server(uvicorn_config(app, config)).run(sockets)

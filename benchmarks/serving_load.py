@@ -1,4 +1,4 @@
-"""Load on a server from this process: HTTP/1.1 written by hand on raw connections, so that whoever asks stays cheap."""
+"""Load on a server from this process: HTTP/1.1 on raw connections, so that the client costs little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH = b"content-length:"
 
 
 def request(method: str, path: str, body: object = None, *, accept: str = "*/*", key: str | None = None) -> bytes:
-    """The bytes of one request; `key` is its Idempotency-Key."""
+    """Return the bytes of one request; `key` is its Idempotency-Key."""
     data = b"" if body is None else orjson.dumps(body)
     lines = [
         f"{method} {path} HTTP/1.1",
@@ -35,14 +35,14 @@ def request(method: str, path: str, body: object = None, *, accept: str = "*/*",
 
 @dataclass(slots=True)
 class Answered:
-    """What came back: seconds per request, and what was not a success."""
+    """The answers of one connection: the seconds of each request, and the failed ones."""
 
     seconds: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
 class Asking(asyncio.Protocol):
-    """One connection that sends its requests one after the other, each when the one before is answered."""
+    """One connection that sends its requests one after the other, each after the answer to the last."""
 
     def __init__(self, requests: Iterator[bytes], check: Callable[[bytes], bool] | None = None) -> None:
         self._requests, self._check = requests, check
@@ -89,9 +89,9 @@ class Asking(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What many connections did together."""
+    """The result of many connections together."""
 
-    taken: float  # seconds, from the first request to the last answer
+    taken: float  # seconds from the first request to the last answer
     seconds: list[float]
     errors: list[str]
 
@@ -101,7 +101,7 @@ class Load:
 
 
 def ask_all(port: int, clients: Sequence[Sequence[bytes]], check: Callable[[bytes], bool] | None = None) -> Load:
-    """Each list of requests on a connection of its own, all at once."""
+    """Send each list of requests on its own connection, all at once, and return the result."""
     return uvloop.run(_ask_all(port, clients, check))
 
 

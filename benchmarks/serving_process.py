@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and what it costs: CPU and memory as the kernel counts them."""
+"""A server in its own process, with its CPU time and memory as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.peers import HERE
 TOKEN = "hf_benchmark_0123456789abcdef"
 PATIENCE = 60.0
 TICKS = os.sysconf("SC_CLK_TCK")
-# What one key may do is limited; here one key stands for many users.
+# The server limits the rate of one key; here one key stands for many users.
 WITHOUT_LIMITS = {
     "HOLDFAST_RATE": "1000000",
     "HOLDFAST_BURST": "1000000",
@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 
 class ServerProcess:
-    """`python -m benchmarks.<module>` that prints its address; gone when the block is left."""
+    """`python -m benchmarks.<module>`, a server that prints its address. It is killed when the block ends."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._log = tempfile.NamedTemporaryFile("w+", prefix="holdfast-bench-", suffix=".log")  # noqa: SIM115
@@ -62,18 +62,18 @@ class ServerProcess:
 
     @property
     def cpu(self) -> float:
-        """Seconds of CPU so far, in the kernel included."""
+        """Return the seconds of CPU so far, including time in the kernel."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     @property
     def rss(self) -> int:
-        """Bytes of memory now."""
+        """Return the bytes of memory now."""
         return self._memory("VmRSS")
 
     @property
     def peak_rss(self) -> int:
-        """Bytes of memory at the highest."""
+        """Return the highest number of bytes of memory so far."""
         return self._memory("VmHWM")
 
     def _memory(self, name: str) -> int:
@@ -100,7 +100,7 @@ class ServerProcess:
 
 
 def holdfast_server(store: str, **environment: str) -> ServerProcess:
-    """`holdfast serve` on a store, with the agents of `serving_app`."""
+    """Return a process with `holdfast serve` on a store, with the agents of `serving_app`."""
     return ServerProcess(
         "benchmarks.serving_app",
         "benchmarks.serving_app",

@@ -1,4 +1,4 @@
-"""Many readers of many streams: what a frame costs the server, how late it comes, and whether every one comes."""
+"""Many readers of many streams: the cost of a frame for the server, its delay, and whether every frame arrives."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from benchmarks.timing import Scale, fastest, folder
 
 READERS, SESSIONS = 500, 50
 CPU_BOUND, RSS_BOUND = 60e-6, 150e6
-SPREAD = 0.02  # seconds between the starts of two runs: users do not speak in chorus
-SETTLE = 1.0  # seconds for what is still under way
+SPREAD = 0.02  # seconds between the starts of two runs, since users do not start at the same moment
+SETTLE = 1.0  # seconds for frames that are still on their way
 _FRAME = re.compile(rb"(?:id: (\d+)(?:\.(\d+))?\n)?event: ([\w.]+)\ndata: ([^\n]*)")
 
 
 class Reading(asyncio.Protocol):
-    """One reader. It only keeps what comes and when, so that it costs next to nothing; it is understood afterwards."""
+    """One reader. It only keeps the bytes and their times, so that it costs little; they are parsed after the test."""
 
     def __init__(self, path: str) -> None:
         self._request = request("GET", path, accept="text/event-stream")
@@ -55,7 +55,7 @@ class Reading(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One event of a stream, and when it came."""
+    """One event of a stream, and the time when it arrived."""
 
     at: float
     seq: int
@@ -64,7 +64,7 @@ class Frame:
 
 
 def frames_of(received: list[tuple[float, bytes]]) -> Iterator[Frame]:
-    """The frames of a response in chunks, pings left out."""
+    """Yield the frames of a chunked response, without pings."""
     rest, text, in_body = b"", b"", False
     for at, data in received:
         rest += data
@@ -89,8 +89,8 @@ def frames_of(received: list[tuple[float, bytes]]) -> Iterator[Frame]:
 
 
 @dataclass(slots=True)
-class Heard:
-    """What all readers heard together."""
+class ReaderTotals:
+    """The delays and losses of all readers together."""
 
     frames: int = 0
     lost: int = 0
@@ -98,7 +98,7 @@ class Heard:
     events_late: list[float] = field(default_factory=list)
 
     def take(self, reader: Reading, since: float, deltas: int, head: int, offset: float) -> None:
-        """One reader's: everything from the first event to the last, each delta once and in order."""
+        """Add one reader: it must have every event from the first to the last, and each delta once and in order."""
         numbers, seqs = [], []
         for frame in frames_of(reader.received):
             data = orjson.loads(frame.data)
@@ -114,12 +114,14 @@ class Heard:
                     self.events_late.append(frame.at + offset - stored)
         for there, expected in ((numbers, list(range(deltas))), (seqs, list(range(1, head + 1)))):
             if there != expected:
-                self.lost += len(set(expected) - set(there)) or 1  # out of order or doubled is as bad
+                self.lost += (
+                    len(set(expected) - set(there)) or 1
+                )  # a delta that is out of order or doubled counts as one lost
         self.lost += reader.is_cut
 
 
 def readers(scale: Scale) -> Iterator[Figure]:
-    """So many readers over so many sessions, each session with four deltas and one durable event a second."""
+    """Measure many readers of many sessions, each session with four deltas and one durable event a second."""
     steps = max(1, round(scale.seconds * 1.6 / (STEP * PACE)))
     with ExitStack() as stack:
         path = stack.enter_context(folder(fastest()))
@@ -155,7 +157,7 @@ def readers(scale: Scale) -> Iterator[Figure]:
     )
     for what, late in (("a delta, from said", heard.deltas_late), ("an event, from stored", heard.events_late)):
         yield Figure(
-            job=f"{job}: median, p99 and worst lateness of {what} to read (told, no bound)",
+            job=f"{job}: median, p99 and worst lateness of {what} to read (no bound)",
             ours=", ".join(f"{found * 1e3:.1f} ms" for found in _spread(late)),
         )
 
@@ -164,7 +166,7 @@ def _spread(late: list[float]) -> tuple[float, float, float]:
     return statistics.median(late), statistics.quantiles(late, n=100)[98], max(late)
 
 
-async def _heard(server: ServerProcess, steps: int) -> tuple[Heard, float, float]:
+async def _heard(server: ServerProcess, steps: int) -> tuple[ReaderTotals, float, float]:
     loop = asyncio.get_running_loop()
     reading: list[Reading] = []
     for number in range(READERS):
@@ -187,8 +189,10 @@ async def _heard(server: ServerProcess, steps: int) -> tuple[Heard, float, float
     errors = list(itertools.chain.from_iterable(runner.answered.errors for runner in asking))
     if errors:
         raise RuntimeError(f"{len(errors)} runs failed: {errors[0]}")
-    heard, offset = Heard(), time.time() - time.monotonic()
-    head = max(frame.seq for reader in reading[:SESSIONS] for frame in frames_of(reader.received))  # all do the same
+    heard, offset = ReaderTotals(), time.time() - time.monotonic()
+    head = max(
+        frame.seq for reader in reading[:SESSIONS] for frame in frames_of(reader.received)
+    )  # every session has the same events
     for reader in reading:
         heard.take(reader, since, steps * STEP, head, offset)
         reader.transport.close()

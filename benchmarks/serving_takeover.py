@@ -1,8 +1,8 @@
-"""Two servers on one PostgreSQL, one of them killed in the middle of its runs: how long until the other has finished
-them, and whether anything is missing or there twice.
+"""Two servers on one PostgreSQL, one of them killed during its runs: the time until the other server has finished them,
+and whether anything is missing or doubled.
 
-On one machine a dead process is seen at once. Elsewhere only the time of its lease tells, so that is measured too: the
-victim then names itself as a process of another machine.
+On the same machine, a server sees at once that a process is dead. For a process of another machine it has to wait until
+the lease expires. Both cases are measured: in the second, the victim uses the name of a process of another machine.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from holdfast.stores.base import Store
 
 LEASE = 3.0
 GRACE = 1.0
-SESSIONS = 4  # with a run under way when their server is killed, and another message behind it
+SESSIONS = 4  # sessions that have a run and a queued message when their server is killed
 PATIENCE = 30.0
 
 
 @dataclass(slots=True)
 class Kills:
-    """What became of the runs whose server was killed."""
+    """The results of the runs whose server was killed."""
 
     count: int = 0
     seconds: list[float] = field(default_factory=list)
-    runs: int = 0  # that were under way
+    runs: int = 0  # number of runs that the kills interrupted
     messages: int = 0
     lost: int = 0
     doubled: int = 0
 
 
 def takeover(scale: Scale) -> Iterator[Figure]:
-    """As a figure for each of both cases."""
+    """Yield the figures of both cases."""
     kills = max(3, 2 * scale.crowds)
     with ExitStack() as stack:
         dsn = stack.enter_context(database(durable=False))
         path = stack.enter_context(folder(fastest()))
-        from holdfast.stores.postgres import PostgresStore  # an extra: only this job needs it
+        from holdfast.stores.postgres import PostgresStore  # an optional dependency that only this job needs
 
         store = stack.enter_context(PostgresStore(dsn))
         for name, foreign in (("a server of this machine", False), ("one of another machine", True)):
@@ -60,7 +60,7 @@ def takeover(scale: Scale) -> Iterator[Figure]:
             with holdfast_server(dsn, **settings) as survivor:
                 for number in range(kills):
                     with holdfast_server(dsn, **victims) as victim:
-                        wait = LEASE / 2 * number / kills  # so that kills fall everywhere between two renewals
+                        wait = LEASE / 2 * number / kills  # so that the kills spread over the time between two renewals
                         _kill(victim, survivor, store, f"{foreign}-{number}", wait, found)
             _audit(store, notes, found)
             yield from _figures(name, found)
@@ -85,14 +85,14 @@ def _figures(name: str, found: Kills) -> Iterator[Figure]:
 
 
 def _kill(victim: ServerProcess, survivor: ServerProcess, store: Store, name: str, wait: float, found: Kills) -> None:
-    """One round: have runs begun on the victim, kill it, and wait until the other one has finished them."""
+    """Do one round: start runs on the victim, kill it, and wait until the survivor has finished them."""
     ids = [f"{name}-{number}" for number in range(SESSIONS)]
     sessions = [Session(id, store=store) for id in ids]
     asked = [_question(id, number) for number in (0, 1) for id in ids]
     connections = [_sent(victim.port, message) for message in asked[:SESSIONS]]
     try:
         _until(lambda: all(_events(session, "tool.returned") for session in sessions))
-        # A run is admitted before it is begun, and the other server may have been the one to begin it.
+        # The victim admits a run before it starts, so the survivor may be the server that starts it.
         hanging = [session for session in sessions if not _events(session, "turn.finished")]
         connections += [_sent(victim.port, message) for message in asked[SESSIONS:]]
         _until(lambda: all(_events(session, "message.queued") == 2 for session in sessions))
@@ -107,7 +107,7 @@ def _kill(victim: ServerProcess, survivor: ServerProcess, store: Store, name: st
     finally:
         for connection in connections:
             connection.close()
-    # Whoever asked has seen the connection break, and asks again: with the same key it is the same run.
+    # The client has seen the connection break, and sends the request again: the same key means the same run.
     again = ask_all(survivor.port, [[message] for message in asked], lambda body: ANSWER[:20].encode() in body)
     found.messages += len(asked)
     found.lost += len(again.errors)
@@ -137,7 +137,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def _audit(store: Store, notes: Path, found: Kills) -> None:
-    """Each question is noted once, stands once in its session, and has one answer."""
+    """Check that each question is noted once, is in its session once, and has one answer."""
     noted = Counter(notes.read_text().splitlines())
     for question, times in noted.items():
         found.doubled += times - 1

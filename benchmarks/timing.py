@@ -1,4 +1,4 @@
-"""Taking time: contestants in turns, round after round; and what all jobs share: places, sizes, flushes."""
+"""Time measurement: contestants alternate, round after round. Also the places, sizes and flushes of all jobs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much of everything a run does."""
+    """The amount of work of a run."""
 
     rounds: int = 15
     calls: int = 20
     long: int = 100_000  # messages of a long session
-    sessions: int = 10_000  # of one user
-    texts: int = 20_000  # for the size on disk
-    turns: int = 100  # per writer of a crowd
+    sessions: int = 10_000  # sessions of one user
+    texts: int = 20_000  # messages for the size on disk
+    turns: int = 100  # turns per writer of a crowd
     crowds: int = 5  # rounds of a crowd
     imports: int = 9
-    deltas: int = 20_000  # of one stream
-    streams: int = 100  # at once
-    seconds: int = 10  # that they last
-    peers: bool = True  # beside us where they are installed
+    deltas: int = 20_000  # deltas of one stream
+    streams: int = 100  # streams at once
+    seconds: int = 10  # duration of those streams
+    peers: bool = True  # whether to measure the peers too, if they are installed
 
 
 FULL = Scale()
@@ -52,7 +52,7 @@ QUICK = Scale(
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The median of each round, per contestant."""
+    """The median of each round, for each contestant."""
 
     rounds: Mapping[str, list[float]]
 
@@ -60,13 +60,13 @@ class Race:
         return statistics.median(self.rounds[name])
 
     def ratio(self, name: str, limit: str) -> float:
-        """How often `limit` fits into `name`: the median over the rounds, each compared with itself only."""
+        """Return the time of `name` divided by that of `limit`: the median of the ratios within each round."""
         pairs = zip(self.rounds[name], self.rounds[limit], strict=True)
         return statistics.median(one / other for one, other in pairs)
 
 
 def race(contestants: Mapping[str, Callable[[], Act]], *, rounds: int, calls: int) -> Race:
-    """Time `calls` calls of each contestant per round. A contestant prepares an act, untimed, which is then timed."""
+    """Time `calls` calls of each contestant per round. A contestant returns a function: only the function is timed."""
     names = list(contestants)
     for name in names:
         for _ in range(3):
@@ -75,8 +75,8 @@ def race(contestants: Mapping[str, Callable[[], Act]], *, rounds: int, calls: in
     for number in range(rounds):
         samples: dict[str, list[float]] = {name: [] for name in names}
         half = max(1, calls // 2)
-        for leg in range(2):  # two legs a round, and another one first each time: a slow moment hits all alike
-            shift = (number + leg) % len(names)
+        for part in range(2):  # another contestant begins each part, so that a slow moment hits all alike
+            shift = (number + part) % len(names)
             for name in names[shift:] + names[:shift]:
                 samples[name] += [_timed(contestants[name]()) for _ in range(half)]
         for name in names:
@@ -92,7 +92,7 @@ def _timed(act: Act) -> float:
 
 @contextmanager
 def folder(place: Path) -> Iterator[Path]:
-    """A folder that is gone afterwards."""
+    """Yield a temporary folder; it is deleted when the block ends."""
     path = Path(tempfile.mkdtemp(prefix="holdfast-bench-", dir=place))
     try:
         yield path
@@ -101,7 +101,7 @@ def folder(place: Path) -> Iterator[Path]:
 
 
 def disk() -> Path:
-    """A place on a real disk: flushing a file in memory costs nothing, and would prove nothing."""
+    """Return a folder on a real disk: flushing a file in memory costs nothing, and would prove nothing."""
     for place in (Path(tempfile.gettempdir()), Path.cwd()):
         if filesystem(place) not in ("tmpfs", "ramfs"):
             return place
@@ -113,12 +113,12 @@ def places() -> dict[str, Path]:
 
 
 def fastest() -> Path:
-    """Where only the work itself is measured, not the flush."""
+    """Return the fastest place, in memory if there is one, where a flush costs nothing."""
     return next(iter(places().values()))
 
 
 def filesystem(path: Path) -> str:
-    """The type of the filesystem a path is on; empty where the system does not tell."""
+    """Return the type of the filesystem of a path; empty if the system does not say."""
     best, kind = "", ""
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
@@ -132,7 +132,7 @@ def filesystem(path: Path) -> str:
 
 
 def flush_median(place: Path, times: int = 200) -> float:
-    """Seconds of one fdatasync after 4 KiB were appended."""
+    """Return the median seconds of one fdatasync after an append of 4 KiB."""
     taken = []
     with folder(place) as path, (path / "flushed").open("ab", buffering=0) as file:
         for _ in range(times):

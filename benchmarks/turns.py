@@ -1,6 +1,6 @@
 """The persisted turn: four messages in one durable append, at several lengths of the session.
 
-A short session is replaced before it stops being short; a long one just goes on.
+A short session is replaced by a new one before it gets long; a long session is used for all turns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Protocol
 
 from benchmarks import ours
@@ -22,8 +21,8 @@ from holdfast.stores import SQLiteStore
 from holdfast.stores.base import Store
 
 SHORT = 10
-REPLACED_AFTER = 10  # turns
-STRETCH = 10_000  # messages
+REPLACED_AFTER = 10  # turns before a short session is replaced
+STRETCH = 10_000  # messages that bring a write-ahead log to its full size
 SQLITE_BOUND, POSTGRES_BOUND, GROWTH_BOUND = 2.0, 1.6, 1.2
 
 
@@ -32,7 +31,7 @@ class RawStore(Protocol):
 
 
 class OurTurns:
-    """Appends turns to a session of ours that has `length` messages."""
+    """Appends turns to a holdfast session that has `length` messages."""
 
     def __init__(self, store: Store, length: int) -> None:
         self.store, self.length = store, length
@@ -53,7 +52,7 @@ class OurTurns:
 
 
 class RawTurns:
-    """The same on a raw table."""
+    """Appends the same turns to a raw table."""
 
     def __init__(self, store: RawStore, length: int) -> None:
         self.store, self.length = store, length
@@ -82,7 +81,7 @@ def on_sqlite(scale: Scale) -> Iterator[Figure]:
         with ExitStack() as stack:
             path = stack.enter_context(folder(place))
             contestants: dict[str, OurTurns | RawTurns] = {}
-            for length in lengths(scale):  # a file for each length, so that growth includes the file's own
+            for length in lengths(scale):  # one file per length, so that the growth includes that of the file
                 store = stack.enter_context(SQLiteStore(path / f"ours-{length}.db"))
                 raw = RawSQLite(path / f"raw-{length}.db")
                 stack.callback(raw.close)
@@ -94,7 +93,7 @@ def on_sqlite(scale: Scale) -> Iterator[Figure]:
 
 
 def _stretch(store: Store, raw: RawStore) -> None:
-    """Let a write-ahead log reach its size: flushing one that still grows costs more, and a short session's would."""
+    """Write until the write-ahead log has its full size: a growing log flushes slower, and short sessions would pay."""
     ours.seeded(store, "other", STRETCH)
     for _ in range(STRETCH // ours.CHUNK):
         raw.add("other", list(history(ours.CHUNK)))
@@ -104,7 +103,7 @@ def on_postgres(scale: Scale) -> Iterator[Figure]:
     for name, durable in (("in memory, fsync off", False), ("on disk, durable", True)):
         with ExitStack() as stack:
             dsn = stack.enter_context(database(durable))
-            from holdfast.stores.postgres import PostgresStore  # an extra: only this job needs it
+            from holdfast.stores.postgres import PostgresStore  # an optional dependency that only this job needs
 
             store = stack.enter_context(PostgresStore(dsn))
             raw, short = RawPostgres(dsn), RawPostgres(dsn, autocommit=True)
@@ -119,7 +118,7 @@ def on_postgres(scale: Scale) -> Iterator[Figure]:
         job = f"turn, PostgreSQL {name}"
         yield from _figures(job, found, scale, POSTGRES_BOUND)
         yield Figure(
-            job=f"{job}, beside one autocommitted statement (told, no bound)",
+            job=f"{job}, beside one autocommitted statement (no bound)",
             ours=duration(found.seconds(f"ours at {scale.long}")),
             limit=duration(found.seconds("autocommit")),
             ratio=f"{found.ratio(f'ours at {scale.long}', 'autocommit'):.2f} x",
@@ -128,10 +127,7 @@ def on_postgres(scale: Scale) -> Iterator[Figure]:
 
 @contextmanager
 def database(durable: bool) -> Iterator[str]:
-    tests = str(Path(__file__).resolve().parent.parent / "tests")
-    if tests not in sys.path:
-        sys.path.append(tests)
-    from kit.postgres import PostgresServer
+    from tests.kit.postgres import PostgresServer
 
     with PostgresServer(durable=durable) as server:
         yield server.database()

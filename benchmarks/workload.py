@@ -1,7 +1,7 @@
-"""What is stored: turns of four messages with 500-byte texts, and the audit that finds them again.
+"""The workload: turns of four messages with 500-byte texts, and the audit that looks for them in a store.
 
-A tag `{writer/turn/part}` names the place of a message, so an audit can tell what was lost, doubled or torn whatever
-shape a store gave it.
+A tag `{writer/turn/part}` in the text names the place of a message, so the audit finds lost, doubled and torn turns in
+any format of storage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-Plain = dict[str, Any]  # a message as OpenAI writes it
+Plain = dict[str, Any]  # a message in the form of OpenAI
 
 PARTS = ("ask", "call", "result", "reply")
 TEXT = 500
@@ -25,7 +25,7 @@ _TAG = re.compile(r"\{([\w-]+)/(\d+)/(ask|call|result|reply)\}")
 
 @cache
 def _vocabulary() -> tuple[list[str], list[float]]:
-    """Words as unequal as those of a language: few are frequent, most are rare, some are not ASCII."""
+    """Return words and weights, distributed as in a language: few are frequent, most are rare, some are not ASCII."""
     rng = random.Random("vocabulary")
     syllables = [a + b for a in ("st", "tr", *"bcdfglmnprstvw") for b in ("ai", *"aeioué")]
     words = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3, 4)))) for _ in range(4000)]
@@ -33,7 +33,7 @@ def _vocabulary() -> tuple[list[str], list[float]]:
 
 
 def prose(rng: random.Random, size: int, start: str = "") -> str:
-    """Text of exactly `size` bytes that begins with `start`."""
+    """Return a text of exactly `size` bytes that begins with `start`."""
     words, weights = _vocabulary()
     text = start + " ".join(rng.choices(words, cum_weights=weights, k=size // 3))
     data = text.encode()[:size].decode(errors="ignore")
@@ -41,7 +41,7 @@ def prose(rng: random.Random, size: int, start: str = "") -> str:
 
 
 def turn(writer: str, number: int) -> list[Plain]:
-    """One exchange: the user asks, the assistant calls a tool, the tool answers, the assistant replies."""
+    """Return one turn: the user asks, the assistant calls a tool, the tool answers, the assistant replies."""
     rng = random.Random(f"{writer}/{number}")
     ask, query, result, reply = (
         prose(rng, QUERY if part == "call" else TEXT, f"{{{writer}/{number}/{part}}} ") for part in PARTS
@@ -63,24 +63,24 @@ def _pool() -> list[Plain]:
 
 
 def history(count: int) -> Iterator[Plain]:
-    """`count` messages of a past that nobody audits: a thousand different ones, again and again."""
+    """Yield `count` messages of a history that is not audited: a thousand different messages, repeated."""
     return itertools.islice(itertools.cycle(_pool()), count)
 
 
 def plain_texts(count: int) -> list[Plain]:
-    """`count` messages of one 500-byte text each, all different."""
+    """Return `count` messages with one 500-byte text each, all different."""
     rng = random.Random("texts")
     return [{"role": ("user", "assistant")[i % 2], "content": prose(rng, TEXT)} for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What became of the turns that writers were told are stored."""
+    """The result of an audit of the turns whose append was acknowledged."""
 
     acknowledged: int
-    lost: int  # messages of an acknowledged turn that are not there
-    doubled: int  # messages that are there more than once
-    torn: int  # turns that are there in part, out of order, or with something in between
+    lost: int  # missing messages of acknowledged turns
+    doubled: int  # messages that are stored more than once
+    torn: int  # turns that are stored in part, out of order, or with other messages in between
     errors: int
 
     @property
@@ -97,11 +97,11 @@ def audit(stored: Iterable[str], acknowledged: Iterable[tuple[str, int]], errors
     for place, text in enumerate(stored):
         for writer, number, part in _TAG.findall(text):
             places.setdefault((writer, int(number)), []).append((place, part))
-    told = set(acknowledged)
-    lost = sum(len(PARTS) - len({part for _, part in places.get(key, [])}) for key in told)
+    turns = set(acknowledged)
+    lost = sum(len(PARTS) - len({part for _, part in places.get(key, [])}) for key in turns)
     doubled = sum(len(found) - len({part for _, part in found}) for found in places.values())
     torn = 0
     for found in places.values():
         first = found[0][0]
         torn += found != [(first + offset, part) for offset, part in enumerate(PARTS)]
-    return Audit(acknowledged=len(told), lost=lost, doubled=doubled, torn=torn, errors=errors)
+    return Audit(acknowledged=len(turns), lost=lost, doubled=doubled, torn=torn, errors=errors)

@@ -1,9 +1,9 @@
 """Two servers on one PostgreSQL, and one of them is killed: `make demo-cluster`. No key and no network are needed.
 
-Customers order at both servers, and a reader follows one of them. In the middle of a payment the server that runs it is
-killed with kill -9. Customers and reader go on at the other server, with nothing but what HTTP gives them: the same
-Idempotency-Key, and the id of the last event. At the end everything is counted; the exit code is 1 if anything was lost
-or doubled.
+Customers order at both servers, and a reader follows one of the sessions. During a payment, the server that runs it is
+killed with kill -9. Customers and reader continue at the other server, and need only HTTP for it: the same
+Idempotency-Key, and the id of the last event. At the end the orders, calls and payments are counted; the exit code is 1
+if anything was lost or doubled.
 """
 
 from __future__ import annotations
@@ -30,22 +30,27 @@ import httpx2
 HERE = Path(__file__).parent
 CUSTOMERS, ORDERS = 6, 3
 WATCHED = "customer-1"
-PATIENCE = 120.0  # seconds for anything here, on a slow machine
+PATIENCE = 120.0  # seconds that each wait may take, enough for a slow machine
 TOKEN = secrets.token_urlsafe(32)
 KEY = {"Authorization": f"Bearer {TOKEN}"}
 _ADDRESS = re.compile(r"holdfast serves (http://\S+)")
 
 
 class Server:
-    """`holdfast serve examples/shop.py` as a process of its own."""
+    """`holdfast serve examples/shop.py` in its own process."""
 
     def __init__(self, name: str, store: str, folder: Path) -> None:
         self.name, self._log = name, folder / f"server-{name}.log"
-        told = {"HOLDFAST_STORE": store, "HOLDFAST_TOKEN": TOKEN, "SHOP_FOLDER": str(folder), "SHOP_SECONDS": "2"}
+        environment = {
+            "HOLDFAST_STORE": store,
+            "HOLDFAST_TOKEN": TOKEN,
+            "SHOP_FOLDER": str(folder),
+            "SHOP_SECONDS": "2",
+        }
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [Path(sys.executable).parent / "holdfast", "serve", HERE / "shop.py", "--port", "0"],
-                env=os.environ | told,
+                env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -56,7 +61,7 @@ class Server:
         return self._process.pid
 
     def wait(self) -> str:
-        """Its address, once it answers."""
+        """Wait until the server answers, and return its address."""
         for _ in patiently():
             if found := _ADDRESS.search(self._log.read_text()):
                 return found[1]
@@ -65,7 +70,7 @@ class Server:
         raise SystemExit(f"server {self.name} did not start:\n{self._log.read_text()}")
 
     def kill(self) -> None:
-        """kill -9: no goodbye, no flush, no handler."""
+        """Kill the server with kill -9: it can flush nothing and runs no handler."""
         self._process.kill()
         self._process.wait()
 
@@ -79,7 +84,7 @@ class Server:
 
 
 def patiently() -> Iterator[None]:
-    """Look again and again, for a long time but not for ever."""
+    """Yield once for each try, with a pause in between; end when PATIENCE is over."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         yield
@@ -87,7 +92,7 @@ def patiently() -> Iterator[None]:
 
 
 def order(addresses: list[str], customer: str, number: int) -> dict[str, Any]:
-    """Order once, however often it has to be asked for, and wherever."""
+    """Order once: repeat the request with the same key, at each server in turn, until one answers."""
     text = f"order {number} of {customer}"
     with httpx2.Client(headers=KEY | {"Idempotency-Key": text}, timeout=PATIENCE) as http:
         for attempt, _ in enumerate(patiently()):
@@ -97,7 +102,7 @@ def order(addresses: list[str], customer: str, number: int) -> dict[str, Any]:
                     f"{address}/sessions/{customer}/message", json={"agent_id": "clerk", "message": text}
                 )
             except httpx2.TransportError:
-                continue  # that server is gone: ask the other one
+                continue  # that server is dead: ask the other one
             if answer.status_code not in (429, 503):
                 answer.raise_for_status()
                 return dict(answer.json())
@@ -105,18 +110,18 @@ def order(addresses: list[str], customer: str, number: int) -> dict[str, Any]:
 
 
 class Reader:
-    """Follows the log of a session, at whichever server answers, each time behind the last event that it has."""
+    """Follows the log of a session at any server that answers. It continues after the last event that it has."""
 
     def __init__(self, addresses: list[str], session: str) -> None:
         self._addresses, self._session = addresses, session
-        self.ids: list[tuple[int, int]] = []  # of all frames, in the order in which they came
+        self.ids: list[tuple[int, int]] = []  # ids of all frames, in the order of arrival
         self.went_on_after = 0
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     @property
     def events(self) -> list[int]:
-        """The events of the log; what lies between them are pieces of an answer that is being given."""
+        """Return the numbers of the events of the log, without the frames in between, which are deltas of an answer."""
         return [seq for seq, n in list(self.ids) if n == 0]
 
     def _follow(self) -> None:
@@ -142,7 +147,7 @@ def _text(place: tuple[int, int]) -> str:
 
 
 class Story:
-    """What happens, told as it happens, and what is wrong at the end."""
+    """The course of the example: prints each step, and collects the errors that the checks at the end find."""
 
     def __init__(self, store: str, folder: Path) -> None:
         self._store, self._folder = store, folder
@@ -168,11 +173,11 @@ class Story:
             self._count(http, customers, answers, reader)
 
     def _kill_inside_a_payment(self, server: Server) -> str:
-        """Wait until the server runs a payment of the customer that is watched, and kill it."""
+        """Wait until the server runs a payment of the customer whose session is followed, and kill the server."""
         for _ in patiently():
             begun = [each["order"] for each in self._ran("charge") if each["process"] == server.process]
             if watched := [order for order in begun if WATCHED in order]:
-                time.sleep(0.5)  # a quarter of a payment: the others at A are inside theirs as well by now
+                time.sleep(0.5)  # a quarter of a payment: the other customers of A have payments under way by now
                 server.kill()
                 self._killed_at = time.monotonic()
                 print(f"3. A is killed (kill -9) while it charges for {watched[-1]}.")
@@ -210,14 +215,14 @@ class Story:
         print("   " + ("Something is wrong:" if self.wrong else f"The hash chains of {len(customers)} sessions hold."))
 
     def _check_session(self, http: httpx2.Client, customer: str) -> None:
-        """Each order is there once, with one answer; no finished call ran again; the chain holds."""
+        """Check: each order is there once, with one answer, no finished call ran again, and the log verifies."""
         said = http.get(f"/sessions/{customer}/history", params={"limit": 1000}).json()["messages"]
         asked = [each["content"] for each in said if each["role"] == "user"]
-        told = [each["content"] for each in said if each["role"] == "assistant" and each["content"]]
+        answers = [each["content"] for each in said if each["role"] == "assistant" and each["content"]]
         orders = [f"order {number} of {customer}" for number in range(1, ORDERS + 1)]
         self._expect(asked == orders, f"{customer} asked {asked}")
-        is_told = len(told) == ORDERS and all(order in each for order, each in zip(orders, told, strict=True))
-        self._expect(is_told, f"{customer} was told {told}")
+        is_answered = len(answers) == ORDERS and all(order in each for order, each in zip(orders, answers, strict=True))
+        self._expect(is_answered, f"{customer} was told {answers}")
         types = ["tool.called", "tool.returned", "turn.resumed"]
         page = http.get(f"/sessions/{customer}/events", params={"types": types, "limit": 1000}).json()
         self._check_calls(page["events"])
@@ -225,9 +230,9 @@ class Story:
         self._expect(verdict["ok"], f"{customer}: {verdict['reason']}")
 
     def _check_calls(self, events: list[dict[str, Any]]) -> None:
-        """A call runs again only if its turn was taken up before its result was in the log."""
-        open_calls: dict[str, tuple[str, str]] = {}  # its tool and its order
-        allowed: dict[str, int] = {}  # how often it may have run
+        """Check that a call ran again only if its turn was resumed before the result of the call was in the log."""
+        open_calls: dict[str, tuple[str, str]] = {}  # by call id: tool and order
+        allowed: dict[str, int] = {}  # how often each call may have run
         for event in events:
             data, call = event["data"], event["data"].get("call_id")
             if event["type"] == "turn.resumed":
@@ -251,7 +256,7 @@ class Story:
         return head
 
     def _ran(self, tool: str) -> list[dict[str, Any]]:
-        """Each time that a tool ran, in whichever process."""
+        """Return a record for each time that a tool ran, in any process."""
         file = self._folder / "ran.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         found = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -268,12 +273,11 @@ def _talk(addresses: list[str], customer: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def database(given: str | None) -> Iterator[str]:
-    """The one that was given, or one of our own, on the PostgreSQL that the tests use too."""
+    """Yield the given database, or a new one on the PostgreSQL that the tests use too."""
     if given is not None:
         yield given
         return
-    sys.path.insert(0, str(HERE.parent / "tests"))
-    from kit.postgres import PostgresServer
+    from tests.kit.postgres import PostgresServer
 
     with PostgresServer() as server:
         yield server.database()

@@ -1,9 +1,9 @@
 """A report by several agents, whose process is killed: `python -m examples.research_pipeline`. No key is needed.
 
-Two researchers work at the same time, the analyst computes with what they found, the writer sums it up. The process is
-killed with kill -9 while the analyst's tool runs. Another process takes the flow up where it was: the researchers are
-not asked again, the tool runs again under the same key. What the report says is kept in memory, and a third process
-uses it in another session. Without HOLDFAST_MODEL the agents follow a few rules.
+Two researchers work at the same time, the analyst computes with their results, the writer sums up. The process is
+killed with kill -9 while the analyst's tool runs. Another process resumes the flow where it was: the researchers are
+not asked again, and the tool runs again with the same key. The result of the report is stored in memory, and a third
+process uses it in another session. Without HOLDFAST_MODEL the agents follow a few rules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.testing import call
 QUESTION = "Which tea earns more in our shop, Assam or Sencha?"
 LATER = "What do we know about what Assam earns?"
 BOOKS = {"Assam": "410 cups at 2.40", "Sencha": "265 cups at 3.10"}
-PATIENCE = 120.0  # seconds for anything here, on a slow machine
+PATIENCE = 120.0  # seconds that each wait may take, enough for a slow machine
 
 
 @tool(idempotent=True)
@@ -44,11 +44,11 @@ def earnings(cups: list[int], prices: list[float], ctx: ToolContext) -> list[flo
     with (Path(os.environ["RESEARCH_FOLDER"]) / "keys").open("a") as file:
         file.write(ctx.idempotency_key + "\n")
     if len(_keys()) == 1:
-        time.sleep(PATIENCE)  # whoever waits for this to end is killed before
+        time.sleep(PATIENCE)  # the process is killed during this sleep
     return [round(each * price, 2) for each, price in zip(cups, prices, strict=True)]
 
 
-# -- what the agents say when there is no model ------------------------------------------------------------------------
+# -- answers of the agents without a model -----------------------------------------------------------------------------
 
 
 def _research(tea: str) -> Any:  # noqa: ANN401 - a function of a request
@@ -102,7 +102,7 @@ def flow() -> SequentialAgent:
     writer = Agent(
         name="writer",
         instructions="Answer the user's question in one sentence, with the figures.",
-        extract=lambda response: {"facts": [response.text]},  # what is worth knowing later
+        extract=lambda response: {"facts": [response.text]},  # the facts to keep in memory
         **_model(_write),
     )
     return SequentialAgent(name="report", sub_agents=[ParallelAgent(researchers, name="research"), analyst, writer])
@@ -125,7 +125,7 @@ def _ask(store: SQLiteStore) -> None:
 
 
 def _go_on(store: SQLiteStore) -> None:
-    """The process that takes the flow up."""
+    """The process that resumes the flow."""
     session = Session.open("report", store=store)
     cut, before = session.unfinished, session.head
     if cut is not None:
@@ -141,7 +141,7 @@ def _go_on(store: SQLiteStore) -> None:
 
 
 def _keys() -> list[str]:
-    """The key of each time that the tool ran, in whichever process."""
+    """Return the idempotency key of each time that the tool ran, in any process."""
     file = Path(os.environ["RESEARCH_FOLDER"]) / "keys"
     return file.read_text().split() if file.exists() else []
 
@@ -195,7 +195,7 @@ def _story(folder: Path) -> None:
     for _ in _patiently():
         if (folder / "keys").exists() or first.poll() is not None:
             break
-    first.kill()  # kill -9: no goodbye, no flush, no handler
+    first.kill()  # kill -9: the process can flush nothing and runs no handler
     died = first.wait() == -signal.SIGKILL
     print(f"2. It is {'killed (kill -9) while the analyst computes' if died else 'done by itself'}. Another one looks:")
     _finish("go-on", folder)

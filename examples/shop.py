@@ -1,8 +1,8 @@
 """A shop whose clerk needs no model: `holdfast serve examples/shop.py --open`, then order something.
 
-The clerk puts the goods aside, charges for them, and says so. Charging takes a while, and before that while is over the
-bank tells nobody that it has taken the money: whoever dies in between does not know. But the bank knows a payment by
-its key, and holdfast gives a call the same key however often it has to run.
+The clerk reserves the goods, charges for them, and confirms the order. Charging takes a while, and the bank confirms
+the payment only at the end: a process that dies in between does not know whether the bank took the money. But the bank
+recognizes a payment by its key, and holdfast gives a call the same key every time it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.models import ModelRequest
 from holdfast.testing import call
 
 FOLDER = Path(os.environ.get("SHOP_FOLDER") or tempfile.mkdtemp(prefix="holdfast-shop-"))
-SECONDS = float(os.environ.get("SHOP_SECONDS", "1"))  # that a payment takes
+SECONDS = float(os.environ.get("SHOP_SECONDS", "1"))  # duration of a payment
 
 
 @tool(idempotent=True)
@@ -41,19 +41,19 @@ def charge(order: str, ctx: ToolContext) -> str:
 
 
 def _pay(order: str, key: str) -> None:
-    """The bank, which is not ours: a file for each payment, made once."""
+    """Pay at the bank, an external system: it creates one file for each key, once."""
     payment = FOLDER / f"payment-{sha256(key.encode()).hexdigest()[:32]}"
     try:
         payment.open("x").write(order)
     except FileExistsError:
-        pass  # it has this payment already
+        pass  # the bank has this payment already
 
 
 def _note(what: str, order: str) -> None:
-    """A line for each time that a tool runs, in whichever process."""
+    """Append a line to a file that counts the runs of the tools in all processes."""
     line = json.dumps({"tool": what, "order": order, "process": os.getpid()}) + "\n"
     with (FOLDER / "ran.jsonl").open("a") as file:
-        file.write(line)  # in one piece: it is short, and the file is opened for appending
+        file.write(line)  # one write of a short line to a file in append mode, so lines of two processes do not mix
 
 
 def _clerk(request: ModelRequest) -> Any:  # noqa: ANN401 - a reply of a scripted model

@@ -1,7 +1,8 @@
 """A support desk: triage hands a conversation to billing or tech: `python -m examples.support_desk`. No key is needed.
 
-Whoever gets the conversation sees all of it and has it from then on, in another process too: the second half of this
-story opens the file anew. A refund waits for a person. Without HOLDFAST_MODEL the agents follow a few rules.
+The agent that gets the conversation sees all of it and keeps it for the next questions, in another process too: the
+second half of this example opens the file anew. A refund waits for the approval of a person. Without HOLDFAST_MODEL the
+agents follow a few rules.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ def refund(order: int, cents: int) -> str:
     return f"{cents / 100:.2f} EUR for order {order} are on their way"
 
 
-# -- what the agents say when there is no model ------------------------------------------------------------------------
+# -- answers of the agents without a model -----------------------------------------------------------------------------
 
 
 def _question(request: ModelRequest) -> str:
-    """The last thing the user said. What other agents said stands behind their name: "[billing] ..."."""
+    """Return the last message of the user. Messages of other agents begin with their name: "[billing] ..."."""
     return [m.text for m in request.messages if m.role == "user" and not m.text.startswith("[")][-1]
 
 
@@ -70,7 +71,7 @@ def _tech(request: ModelRequest) -> str:
 
 
 def desk() -> Agent:
-    """Who answers first, and by handoffs everybody else."""
+    """Return the agent that answers first; its handoffs lead to the other agents."""
     tech = Agent(
         name="tech",
         description="Things that do not work.",
@@ -91,7 +92,7 @@ def desk() -> Agent:
         handoffs=[billing, tech],
         **_model(_triage),
     )
-    billing.handoffs.append(triage)  # handing back
+    billing.handoffs.append(triage)  # so that billing can hand the conversation back
     return triage
 
 
@@ -119,7 +120,7 @@ def _first_day(path: Path) -> None:
         session = desk().session(SESSION, store=store, user_id="alice")
         _ask(session, "Hi, I am Alice.")
         response = _ask(session, "I was charged twice for order 17.")
-        while response.status == "waiting":  # nothing is held meanwhile: the decision may come tomorrow, from anywhere
+        while response.status == "waiting":  # no process has to wait: the decision may come tomorrow, from any process
             for each in session.pending:
                 print(f"  (waits for a person: {each.name} {each.arguments}; the boss says yes)")
                 session.approve(each.call_id, actor="boss")

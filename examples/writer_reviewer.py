@@ -1,7 +1,8 @@
 """A writer and a reviewer, in rounds until the draft is good: `python -m examples.writer_reviewer`. No key is needed.
 
-The reviewer reads the draft from the session's state, where the writer leaves it; the writer reads what the reviewer
-said, because agents that share a session see each other's work. Without HOLDFAST_MODEL both follow a few rules.
+The writer's draft is stored in the state of the session, where the reviewer reads it. The writer reads the remarks of
+the reviewer as messages, because agents that share a session see each other's answers. Without HOLDFAST_MODEL both
+follow a few rules.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ QUESTION = "Write about climate change."
 
 def _write(request: ModelRequest) -> str:
     """Write a sentence, and one more for each remark of the reviewer."""
-    heard = " ".join(message.text for message in request.messages if message.text.startswith("[reviewer]"))
+    remarks = " ".join(message.text for message in request.messages if message.text.startswith("[reviewer]"))
     draft = "The climate is getting warmer."
-    if "number" in heard:
+    if "number" in remarks:
         draft += " The last ten years were the warmest since people began to measure it, in 1850."
-    if "what we can do" in heard:
+    if "what we can do" in remarks:
         draft += " We can burn less and insulate more."
     return draft
 
 
 def _review(request: ModelRequest) -> str:
-    """Ask for a number, then for something that can be done. The draft is in the instructions: "{draft}"."""
+    """Ask for a number, then for a next step. The instructions contain the draft: "{draft}"."""
     draft = request.system_texts[0].split("Draft: ")[1]
     if not re.search(r"\d", draft):
         return "Too vague: add a number."
@@ -41,7 +42,7 @@ def flow() -> LoopAgent:
     writer = Agent(
         name="writer",
         instructions="Write what the user asks for, in at most three sentences, and heed the reviewer. Only the text.",
-        output_key="draft",  # where the answer is kept, in the append that has the answer
+        output_key="draft",  # the state that gets the answer, in the same append as the answer
         **_model(_write),
     )
     reviewer = Agent(

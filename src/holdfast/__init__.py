@@ -1,6 +1,6 @@
 """Durable sessions for AI agents: one fenced, numbered log for storage, streaming, resume, fork and audit.
 
-The names are loaded when they are asked for: a program that only keeps sessions loads no model, and none of pydantic.
+A name is imported when it is first used, so a program that only stores sessions loads no model class and no pydantic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
     "tool",
 ]
 
-_HOMES = {
+_HOMES = {  # the module of each public name
     "Agent": "agent",
     "Budget": "policy.budget",
     "Entity": "entity",
@@ -66,6 +66,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class or a function
+    """Import a public name and keep it, so that this runs once for each name."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

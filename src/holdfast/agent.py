@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent_base import Askable
+from holdfast.agent_base import BaseAgent
 from holdfast.errors import InvalidArgument
-from holdfast.plan import Plan, Settings
+from holdfast.plan import AgentSpec, Plan
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, SessionStore, Store
 from holdfast.stores.urls import open_store
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.turn.response import Response
 
 
-class Agent(Askable):
+class Agent(BaseAgent):
     """Who answers in a session.
 
         agent = Agent(provider="openai", model="gpt-4o", tools=[get_user_orders])
@@ -53,11 +53,11 @@ class Agent(Askable):
         max_steps: int = 50,
         output_schema: object = None,
         output_key: str | None = None,
-        extract: Callable[[Response], Mapping[str, Any] | None] | None = None,
+        extract: Callable[[Response], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None] | None = None,
         store: Store | SessionStore | str | None = None,
         session: Session | None = None,
         memory: Memory | None = None,
-        handoffs: Sequence[Askable] = (),
+        handoffs: Sequence[BaseAgent] = (),
         script: Sequence[Any] | Callable[..., Any] | None = None,
     ) -> None:
         if instructions is not None and system is not None and instructions != system:
@@ -68,13 +68,13 @@ class Agent(Askable):
         self.instructions = instructions if instructions is not None else system
         self.timeout, self.max_steps = timeout, max_steps
         self.output_key, self.extract = output_key, extract
-        self.shape = None if output_schema is None else _shape(output_schema)
-        self.own_tools = {} if tools is None else _tools(tools)
+        self.shape = None if output_schema is None else _output_shape(output_schema)
+        self.own_tools = {} if tools is None else _tools_by_name(tools)
         self.memory = memory
         reminders = {} if memory is None else {each.name: each for each in memory.tools()}
         self.tools = {**reminders, **self.own_tools}
         self.handoffs = list(handoffs)
-        _transfers(self)  # refuses what cannot be handed over to, here and not in the middle of a turn
+        _transfer_tools(self)  # refuses what cannot be handed over to, here and not in the middle of a turn
         self.store: Store | None = None if store is None else open_store(store)
         self._session = session
         self._options = {
@@ -97,11 +97,11 @@ class Agent(Askable):
     def __repr__(self) -> str:
         return f"Agent(name={self.name!r}, model={self.model!r})"
 
-    def settings(self) -> Settings:
+    def settings(self) -> AgentSpec:
         """This agent, as the loop needs it."""
         memory = self.memory
-        transfers = _transfers(self) if self.handoffs else {}
-        return Settings(
+        transfers = _transfer_tools(self) if self.handoffs else {}
+        return AgentSpec(
             name=self.name,
             model=self.model,
             tools={**self.tools, **transfers},
@@ -113,17 +113,17 @@ class Agent(Askable):
             output_key=self.output_key,
             extract=self.extract,
             handoffs={each.name or "": each.plan for each in self.handoffs},
-            member=self._member if self.handoffs else None,
-            recall=None if memory is None else partial(_recalled, memory),
+            find_handoff_plan=self._find_handoff_plan if self.handoffs else None,
+            recall=None if memory is None else partial(_recall_for_prompt, memory),
             options=self._options,
         )
 
     plan = settings
 
-    def _member(self, name: str) -> Plan | None:
-        """Whoever the conversation can get to from here by handoffs, by name."""
-        seen: list[Askable] = []
-        waiting: list[Askable] = [self]
+    def _find_handoff_plan(self, name: str) -> Plan | None:
+        """Return the plan of the agent with this name, if handoffs from here can reach it."""
+        seen: list[BaseAgent] = []
+        waiting: list[BaseAgent] = [self]
         while waiting:
             each = waiting.pop(0)
             if any(each is one for one in seen):
@@ -135,30 +135,30 @@ class Agent(Askable):
         return None
 
 
-def _recalled(memory: Memory, store: Store, log: Log, question: str, room: int) -> str:
+def _recall_for_prompt(memory: Memory, store: Store, log: Log, question: str, room: int) -> str:
     """What is remembered about a question, for the user and the app of the session that it is asked in."""
     return memory.for_prompt(log.user_id, log.app_name, question, room, store=store)
 
 
-def _transfers(agent: Agent) -> dict[str, Tool]:
+def _transfer_tools(agent: Agent) -> dict[str, Tool]:
     """The tools that hand the conversation to others."""
     found: dict[str, Tool] = {}
     for other in agent.handoffs:
-        if not isinstance(other, Askable):
+        if not isinstance(other, BaseAgent):
             raise InvalidArgument(f"handoffs= is a list of agents, and a {type(other).__name__} is none")
         if not other.name:
             raise InvalidArgument("an agent that a conversation is handed to needs a name: Agent(name='billing', ...)")
-        tool = _transfer(other)
+        tool = _transfer_tool(other)
         if tool.name in found or tool.name in agent.tools:
             raise InvalidArgument(f"two tools would be named {tool.name!r}: give the agents names that differ")
         found[tool.name] = tool
     return found
 
 
-def _transfer(other: Askable) -> Tool:
+def _transfer_tool(other: BaseAgent) -> Tool:
     from dataclasses import replace
 
-    from holdfast.prompt.perspective import TRANSFER
+    from holdfast.prompt.perspective import HANDOFF_TOOL_PREFIX
     from holdfast.tools.tool import tool, tool_name
 
     def hand_over(reason: str = "") -> str:
@@ -170,7 +170,7 @@ def _transfer(other: Askable) -> Tool:
         raise AssertionError("the loop answers this call itself")
 
     about = f"Hand the conversation over to {other.name}, who sees all of it and answers from then on."
-    name = tool_name(TRANSFER + (other.name or ""))
+    name = tool_name(HANDOFF_TOOL_PREFIX + (other.name or ""))
     made = tool(name=name, description=f"{about} {other.description or ''}".strip())(hand_over)
     return replace(made, signal=other.name)
 
@@ -178,13 +178,13 @@ def _transfer(other: Askable) -> Tool:
 # What needs pydantic is loaded by those who use it.
 
 
-def _shape(schema: object) -> OutputShape:
+def _output_shape(schema: object) -> OutputShape:
     from holdfast.schema.output import OutputShape
 
     return OutputShape(schema)
 
 
-def _tools(given: object) -> dict[str, Tool]:
+def _tools_by_name(given: object) -> dict[str, Tool]:
     from holdfast.tools.tool import as_tools
 
     return {tool.name: tool for tool in as_tools(given)}

@@ -95,7 +95,7 @@ class Agent(_Agent):
     def session(self, session_id: str | None = None, **options: Any) -> Session:  # noqa: ANN401 - those of Session
         return Session(session_id, agent=self, **options)
 
-    def _own(self) -> _Session:
+    def default_session(self) -> _Session:
         return self._session if self._session is not None else Session(agent=self, store=MemoryStore())
 
 

@@ -1,7 +1,7 @@
-"""The only clock, the only randomness, and the places where a test may stop the world.
+"""The only clock, the only ids and the only randomness of the package.
 
-Stores and sessions ask an `Ids` for time, ids and salts, so that a test can hand in `FixedIds` and get the same bytes
-on every store.
+Stores and sessions take time, ids and salts from a `Clock`, so that a test can pass a `FixedClock` and get the same
+bytes from every store.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford: no I, L, O, U
 
@@ -18,54 +17,55 @@ _PAIRS = [one + two for one in _ALPHABET for two in _ALPHABET]  # ten bits at on
 
 
 def encode_ulid(milliseconds: int, entropy: int) -> str:
-    """Twenty-six characters that sort by time."""
+    """Return an id of 26 characters that sorts by time."""
     value = (milliseconds << 80) | entropy
     return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def decode_ulid(text: str) -> int:
-    """The number behind such an id; it sorts as the id does."""
+    """Return the number that an id encodes; the numbers sort as the ids do."""
     value = 0
     for character in text:
         value = value << 5 | _ALPHABET.index(character)
     return value
 
 
-class Ids:
-    """Time, ids and randomness of the real world."""
+class Clock:
+    """Time, ids and randomness of the operating system."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = (0, 0)
 
     def now(self) -> int:
-        """Microseconds since 1970, for people: order never comes from it."""
+        """Return microseconds since 1970. People read it; no order is ever taken from it."""
         return time.time_ns() // 1000
 
-    def elapsed(self) -> float:
-        """Seconds on a clock that never jumps and counts suspended time, the same in every process of this boot."""
+    def monotonic(self) -> float:
+        """Return the seconds of a clock that never jumps, counts suspended time and is the same in every process of
+        this boot."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def random(self, size: int) -> bytes:
+    def random_bytes(self, size: int) -> bytes:
         return os.urandom(size)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def new(self) -> str:
-        """A time-sortable id; ids made by one `Ids` are strictly increasing."""
-        entropy = int.from_bytes(self.random(10), "big")
+    def new_id(self) -> str:
+        """Return an id that sorts by time; the ids of one `Clock` are strictly increasing."""
+        entropy = int.from_bytes(self.random_bytes(10), "big")
         milliseconds = self.now() // 1000
         with self._lock:
             if milliseconds <= self._last[0]:
-                # The clock stood still or went back: stay in the last millisecond and count on from its entropy.
+                # The clock stood still or went back: keep the last millisecond and add one to its entropy.
                 milliseconds, entropy = self._last[0], (self._last[1] + 1) % (1 << 80)
             self._last = (milliseconds, entropy)
         return encode_ulid(milliseconds, entropy)
 
 
-class FixedIds(Ids):
-    """A world that repeats itself: the clock moves only when told, ids and salts are counted."""
+class FixedClock(Clock):
+    """A clock that gives the same values in every run: each read moves it by `tick`, ids and salts are counted."""
 
     def __init__(self, start: int = 1_700_000_000_000_000, tick: int = 1000) -> None:
         super().__init__()
@@ -76,10 +76,10 @@ class FixedIds(Ids):
         self.time += self.tick
         return self.time
 
-    def elapsed(self) -> float:
+    def monotonic(self) -> float:
         return self.time / 1e6
 
-    def random(self, size: int) -> bytes:
+    def random_bytes(self, size: int) -> bytes:
         self._count += 1
         return self._count.to_bytes(16, "big").rjust(size, b"\0")[-size:]
 
@@ -87,18 +87,4 @@ class FixedIds(Ids):
         self.time += int(seconds * 1e6)
 
 
-REAL = Ids()
-
-_armed: Callable[[str], None] | None = None
-
-
-def crashpoint(name: str) -> None:
-    """A place where a process may die. Does nothing unless a test armed it."""
-    if _armed is not None:
-        _armed(name)
-
-
-def arm(action: Callable[[str], None] | None) -> None:
-    """For tests: call `action` with the name of every crash point that is reached; None disarms."""
-    global _armed
-    _armed = action
+SYSTEM_CLOCK = Clock()

@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 async def off_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call on a thread. If the task is cancelled meanwhile, the call is awaited to its end first:
-    an append under way is never left behind with nobody knowing what became of it."""
-    import asyncio  # whoever awaits this has it already; blocking programs need not load it
+    """Run a blocking call on a thread. If the task is cancelled, the call is awaited to its end first:
+    otherwise no caller would know whether an append under way was stored."""
+    import asyncio  # imported late: blocking programs need not load it
 
     loop = asyncio.get_running_loop()
     context = contextvars.copy_context()
@@ -24,7 +24,7 @@ async def off_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs)
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         await asyncio.wait([work])
-        work.exception()  # looked at, so that asyncio does not complain that nobody did
+        work.exception()  # read, so that asyncio does not warn of an exception that was never retrieved
         raise
 
 
@@ -32,9 +32,9 @@ def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], 
     """The awaited twin of a blocking method: `history_async = twin(history)`."""
 
     @wraps(method)
-    async def awaited(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def call_async(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
         return await off_thread(method, self, *args, **kwargs)
 
-    awaited.__name__ = f"{method.__name__}_async"
-    awaited.__qualname__ = f"{method.__qualname__}_async"
-    return awaited  # type: ignore[return-value]
+    call_async.__name__ = f"{method.__name__}_async"
+    call_async.__qualname__ = f"{method.__qualname__}_async"
+    return call_async  # type: ignore[return-value]

@@ -1,8 +1,8 @@
 """Entities: keyed, single-writer, durable things.
 
-A method that is not marked read-only takes the writer's place for its key (waiting for whoever has it, in whatever
-process), runs on the newest state, and what it changed is stored in one append if it returns. If it raises, or another
-writer took over meanwhile, nothing is stored.
+A method that is not marked read-only becomes the only writer of its key (it waits for the present writer, also in
+another process) and runs on the newest state. If it returns, its changes are stored in one append. If it raises, or
+another writer took over in the meantime, nothing is stored.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument, SessionBusy, SessionError, SessionExists, StoreError
 from holdfast.log.events import Draft
-from holdfast.log.identifiers import checked_id, checked_name
+from holdfast.log.identifiers import check_id, check_name
 from holdfast.stores.base import Log, SessionStore, Store
-from holdfast.stores.lease import Claim, holder, lease_seconds
+from holdfast.stores.lease import Claim, encode_holder, lease_seconds
 from holdfast.stores.lease_renewal import Renewal
 from holdfast.stores.urls import open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__holdfast_read_only__"
+_READ_ONLY_MARK = "__holdfast_read_only__"
 
 
 class FreeState:
@@ -39,11 +39,11 @@ class FreeState:
         return copy.deepcopy(self._values.get(name, default))
 
     def set(self, name: str, value: Any) -> None:  # noqa: ANN401 - any JSON
-        self._check()
-        self._values[checked_name(name, "a state name")] = copy.deepcopy(value)
+        self._check_writable()
+        self._values[check_name(name, "a state name")] = copy.deepcopy(value)
 
     def delete(self, name: str) -> bool:
-        self._check()
+        self._check_writable()
         return self._values.pop(name, _NOTHING) is not _NOTHING
 
     def keys(self) -> list[str]:
@@ -52,7 +52,7 @@ class FreeState:
     def __contains__(self, name: object) -> bool:
         return name in self._values
 
-    def _check(self) -> None:
+    def _check_writable(self) -> None:
         if not self._writable:
             raise InvalidArgument("a read-only method cannot change state: drop @Entity.read_only from it")
 
@@ -60,7 +60,7 @@ class FreeState:
 _NOTHING = object()
 
 
-class _Call(threading.local):
+class _CurrentCall(threading.local):
     """The state of the method that runs on this thread, if one does."""
 
     state: Any = None
@@ -89,30 +89,30 @@ class Entity:
             cls._schema = get_type_hints(cls)["state"]
         for name, method in list(vars(cls).items()):
             if inspect.isfunction(method) and not name.startswith("_"):
-                setattr(cls, name, _wrapped(method))
+                setattr(cls, name, _wrap_method(method))
 
     def __init__(
         self, key: str, *, store: Store | SessionStore | str | None = None, timeout: float | None = 60.0
     ) -> None:
-        self.key = checked_id(key, "key")
+        self.key = check_id(key, "key")
         self.store, self.timeout = open_store(store), timeout
         self._kind = f"entity.{type(self).__name__}"
-        self._call = _Call()
+        self._current_call = _CurrentCall()
 
     @staticmethod
     def read_only(method: F) -> F:
-        """Mark a method that changes nothing: it sees the last stored state and takes nobody's place."""
-        setattr(method, _MARK, True)
+        """Mark a method that changes nothing: it sees the last stored state and does not wait for the writer."""
+        setattr(method, _READ_ONLY_MARK, True)
         return method
 
     @property
     def state(self) -> Any:  # noqa: ANN401 - a FreeState, or what the class declares
         """Inside a method the state it works on; outside, a read-only copy of what is stored."""
-        if self._call.state is not None:
-            return self._call.state
-        return self._loaded(self.store.find(self._kind, self.key), writable=False)
+        if self._current_call.state is not None:
+            return self._current_call.state
+        return self._load_state(self.store.find(self._kind, self.key), writable=False)
 
-    def _loaded(self, log: Log | None, *, writable: bool) -> Any:  # noqa: ANN401
+    def _load_state(self, log: Log | None, *, writable: bool) -> Any:  # noqa: ANN401
         values = {} if log is None else self.store.values(log, "state/")
         return FreeState(values, writable=writable) if self._schema is None else self._schema(**values)
 
@@ -125,30 +125,30 @@ class Entity:
         return found
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        if self._call.state is not None:  # called by another method of this entity: it sees what that one did
+    def _read_access(self) -> Iterator[None]:
+        if self._current_call.state is not None:  # called by another method of this entity: it sees what that one did
             yield
             return
-        self._call.state = self._loaded(self.store.find(self._kind, self.key), writable=False)
+        self._current_call.state = self._load_state(self.store.find(self._kind, self.key), writable=False)
         try:
             yield
         finally:
-            self._call.state = None
+            self._current_call.state = None
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        if self._call.state is not None:
-            if not self._call.writable:
+    def _write_access(self) -> Iterator[None]:
+        if self._current_call.state is not None:
+            if not self._current_call.writable:
                 raise InvalidArgument("a read-only method cannot call one that writes")
             yield
             return
-        log = self._existing()
-        epoch = self._claimed(log)
+        log = self._find_or_create_log()
+        epoch = self._claim_lease(log)
         with Renewal(self.store, log, epoch):
             try:
-                state = self._loaded(log, writable=True)
+                state = self._load_state(log, writable=True)
                 before = self._dump(state)
-                self._call.state, self._call.writable = state, True
+                self._current_call.state, self._current_call.writable = state, True
                 yield
                 self.store.append(log, _changes(before, self._dump(state)), epoch=epoch, release=True)
             except BaseException:
@@ -156,9 +156,9 @@ class Entity:
                     self.store.append(log, [], epoch=epoch, release=True)
                 raise
             finally:
-                self._call.state, self._call.writable = None, False
+                self._current_call.state, self._current_call.writable = None, False
 
-    def _existing(self) -> Log:
+    def _find_or_create_log(self) -> Log:
         log = self.store.find(self._kind, self.key)
         if log is not None:
             return log
@@ -167,17 +167,17 @@ class Entity:
         except SessionExists:
             return self.store.require(self._kind, self.key)
 
-    def _claimed(self, log: Log) -> int:
+    def _claim_lease(self, log: Log) -> int:
         """Take the writer's place, waiting for it up to the timeout."""
-        ids = self.store.ids
-        deadline = None if self.timeout is None else ids.elapsed() + self.timeout
-        claim = Claim(holder=holder(ids.new()), seconds=lease_seconds())
+        ids = self.store.clock
+        deadline = None if self.timeout is None else ids.monotonic() + self.timeout
+        claim = Claim(holder=encode_holder(ids.new_id()), seconds=lease_seconds())
         pause = 0.001
         while True:
             try:
                 return self.store.append(log, [], claim=claim).epoch
             except SessionBusy:
-                if deadline is not None and ids.elapsed() >= deadline:
+                if deadline is not None and ids.monotonic() >= deadline:
                     raise
             ids.sleep(pause)
             pause = min(pause * 1.5, 0.05)
@@ -192,30 +192,30 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[Draft]:
     return drafts + [Draft(type="state.deleted", data={"name": name}) for name in before if name not in after]
 
 
-def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
-    reads = getattr(method, _MARK, False)
+def _wrap_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    reads = getattr(method, _READ_ONLY_MARK, False)
 
     if inspect.iscoroutinefunction(method):
 
         @functools.wraps(method)
-        async def awaited(self: Entity, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        async def call_async(self: Entity, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             # The whole call belongs to one thread, which drives the coroutine in a loop of its own, because the
             # writer's place is held by a thread and must not block this loop.
             import asyncio
 
             def run() -> Any:  # noqa: ANN401
-                with self._reading() if reads else self._writing():
+                with self._read_access() if reads else self._write_access():
                     return asyncio.run(method(self, *args, **kwargs))
 
-            if self._call.state is not None:
+            if self._current_call.state is not None:
                 return await method(self, *args, **kwargs)
             return await off_thread(run)
 
-        return awaited
+        return call_async
 
     @functools.wraps(method)
-    def blocking(self: Entity, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with self._reading() if reads else self._writing():
+    def call_sync(self: Entity, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with self._read_access() if reads else self._write_access():
             return method(self, *args, **kwargs)
 
-    return blocking
+    return call_sync

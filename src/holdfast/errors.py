@@ -1,7 +1,25 @@
 """Every exception of holdfast.
 
-Each has a stable `code` and an HTTP `status`: clients match on the code, never on the text. Each text says what to do
-next, and each error carries its facts as attributes.
+Each error has a stable `code` and an HTTP `status`: clients match on the code, never on the text. Each text says what
+to do next, and each error carries its facts as attributes. All of them pickle, copy and travel as JSON (`from_code`).
+
+AgentError
+├─ InvalidArgument (also a ValueError): InvalidId, NotJSON, LimitExceeded, BodyTooLarge, UnsupportedMediaType,
+│     MissingUser, MissingState, InvalidTool, BadArguments
+├─ SessionError: SessionNotFound, SessionExists, SessionMismatch, Conflict, ViewChanged, StaleEpoch, SessionBusy,
+│     KeyReused, LifecycleError, TurnOpen, QueueFull, NothingPending, ApprovalPending, ImmutableSession, SessionHeld,
+│     SearchUnavailable
+├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, TurnParked, TurnCancelled, RoutingError,
+│     HandoffLoop
+├─ ToolError: FileRefused, MCPFailed
+├─ StoreError: StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable, StorePoisoned, StoreClosed, UnsafeSQLite,
+│     SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
+├─ ProviderError: AuthenticationFailed, RequestRejected, ContextTooLong, RateLimited, ProviderTimeout,
+│  │  ProviderUnavailable, BadResponse
+│  └─ BadResponse: StreamTruncated
+├─ of a server and its clients: Unauthorized, Forbidden, NotFound, RequestTimeout, KeyInUse, TooManyRequests,
+│     Unavailable, AgentExists, AgentFromCode, ServerUnavailable, ServerSilent
+└─ AlreadyAdmitted, BadOutput, MissingExtra, ScriptExhausted
 """
 
 from __future__ import annotations
@@ -9,115 +27,129 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from math import isfinite
 from typing import Any
+
+_MAX_PATH = 200  # characters of a path in a text
+_CONTENT = ("text", "problem")  # facts that quote a model's reply: it belongs to the session, not to its errors
 
 
 class AgentError(Exception):
-    """The root of everything holdfast raises."""
+    """The base class of every error that holdfast raises."""
 
     code, status = "error", 500
 
+    def __init_subclass__(cls, *, code: str | None = None, status: int | None = None, **more: Any) -> None:  # noqa: ANN401
+        super().__init_subclass__(**more)
+        if code is not None:
+            cls.code = code
+        if status is not None:
+            cls.status = status
+
     @property
     def details(self) -> dict[str, Any]:
-        """Its facts, as far as JSON has them: what a client on another machine is told besides the text."""
-        found = {name: list(value) if type(value) is tuple else value for name, value in vars(self).items()}
-        return {name: value for name, value in found.items() if name not in _CONTENT and _is_plain(value)}
+        """The facts that JSON can hold: a client on another machine gets them with the text."""
+        facts = {name: list(value) if type(value) is tuple else value for name, value in vars(self).items()}
+        return {
+            name: value
+            for name, value in facts.items()
+            if name not in _CONTENT and not name.startswith("_") and _is_plain(value)
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the text and the facts, without the constructor: most constructors build the text from the
+        facts, and `multiprocessing.Pool` waits for ever when it cannot rebuild the error of a worker."""
+        return _restore, (type(self), self.args, _portable_cause(self)), vars(self)
 
 
-class InvalidArgument(AgentError, ValueError):
-    """What was asked for makes no sense; nothing was stored."""
-
-    code, status = "invalid_argument", 400
+# -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-class InvalidId(InvalidArgument):
-    """An id that is empty, too long, or has characters that do not print."""
-
-    code = "invalid_id"
+class InvalidArgument(AgentError, ValueError, code="invalid_argument", status=400):
+    """An argument is not valid; nothing was stored."""
 
 
-class NotJSON(InvalidArgument):
-    """A value that JSON cannot hold, or not without changing it."""
-
-    code = "not_json"
+class InvalidId(InvalidArgument, code="invalid_id"):
+    """An id is empty, too long, or has characters that are not printable."""
 
 
-class LimitExceeded(InvalidArgument):
-    """Something is larger than its limit."""
+class NotJSON(InvalidArgument, code="not_json"):
+    """A value cannot be stored as JSON, or not without changing it."""
 
-    code, status = "limit_exceeded", 413
+
+class LimitExceeded(InvalidArgument, code="limit_exceeded", status=413):
+    """A value is larger than its limit."""
 
     def __init__(self, what: str, *, size: int, limit: int, hint: str) -> None:
-        self.what, self.size, self.limit = what, size, limit
+        self.what, self.size, self.limit, self.hint = what, size, limit, hint
         super().__init__(f"{what} has {size} bytes, the limit is {limit}: {hint}")
 
 
-class BodyTooLarge(InvalidArgument):
-    """The body of a request is larger than the server reads."""
-
-    code, status = "body_too_large", 413
+class BodyTooLarge(InvalidArgument, code="body_too_large", status=413):
+    """The body of a request is larger than the server accepts."""
 
     def __init__(self, limit: int, unit: str = "bytes") -> None:
         self.limit, self.unit = limit, unit
         super().__init__(f"the body has more than {limit} {unit}: send less, or in several requests")
 
 
-class UnsupportedMediaType(InvalidArgument):
-    """A request with a body that is not declared as JSON."""
-
-    code, status = "unsupported_media_type", 415
+class UnsupportedMediaType(InvalidArgument, code="unsupported_media_type", status=415):
+    """A request has a body that is not declared as JSON."""
 
     def __init__(self) -> None:
         super().__init__("only JSON is read here: send Content-Type: application/json")
 
 
-class MissingUser(InvalidArgument):
-    """User or app scope was asked for in a session that has no user or app."""
-
-    code = "missing_user"
+class MissingUser(InvalidArgument, code="missing_user"):
+    """User or app scope was used in a session that has no user or app."""
 
 
-class MissingExtra(AgentError):
-    """An optional part of holdfast is not installed."""
+class MissingState(InvalidArgument, code="missing_state"):
+    """Instructions name a state value that does not exist."""
 
-    code = "missing_extra"
-
-    def __init__(self, what: str, extra: str) -> None:
-        self.what, self.extra = what, extra
-        super().__init__(f"{what} needs an optional part: pip install 'holdfast[{extra}]'")
-
-
-class SessionError(AgentError):
-    """Something about one session."""
-
-    code, status = "session_error", 409
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"the instructions need state {name!r}, which is not set: set_state({name!r}, ...), or write {{{{}}}}"
+        )
 
 
-class SessionNotFound(SessionError):
-    """There is no such session, or it is somebody else's."""
+class InvalidTool(InvalidArgument, code="invalid_tool"):
+    """A function cannot be a tool as it is written."""
 
-    code, status = "session_not_found", 404
+
+class BadArguments(InvalidArgument, code="bad_arguments"):
+    """The arguments of a call do not match the tool; the text says to the model what to change."""
+
+    def __init__(self, tool: str, problems: Iterable[str]) -> None:
+        self.tool, self.problems = tool, tuple(problems)
+        super().__init__(f"bad arguments for {tool}: {'; '.join(self.problems)}")
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+class SessionError(AgentError, code="session_error", status=409):
+    """An error about one session."""
+
+
+class SessionNotFound(SessionError, code="session_not_found", status=404):
+    """The session does not exist, or belongs to another tenant or user."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(f"session not found: {session_id}")
 
 
-class SessionExists(SessionError):
-    """A new session was to be made under an id that is taken."""
-
-    code = "session_exists"
+class SessionExists(SessionError, code="session_exists"):
+    """A new session was requested under an id that exists."""
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(f"session {session_id!r} exists already: open it, or choose another id")
 
 
-class SessionMismatch(SessionError):
-    """A session was opened for another user or app than it belongs to."""
-
-    code = "session_mismatch"
+class SessionMismatch(SessionError, code="session_mismatch"):
+    """A session was opened for another user or app than the one it belongs to."""
 
     def __init__(self, session_id: str, field: str) -> None:
         self.session_id, self.field = session_id, field
@@ -126,29 +158,28 @@ class SessionMismatch(SessionError):
         )
 
 
-class Conflict(SessionError):
-    """Somebody else appended first."""
+class Conflict(SessionError, code="conflict"):
+    """Another writer appended first, or changed the state value `name` first."""
 
-    code = "conflict"
+    name: str | None = None
 
-    def __init__(self, session_id: str, *, expected: int, head: int) -> None:
+    def __init__(self, session_id: str, *, expected: int, head: int, name: str | None = None) -> None:
         self.session_id, self.expected, self.head = session_id, expected, head
-        super().__init__(f"session {session_id!r} is at {head}, not at {expected}: reload it and try again")
+        text = f"session {session_id!r} is at {head}, not at {expected}: reload it and try again"
+        if name is not None:
+            self.name, text = name, f"state {name!r} is not what was expected: read it again and try again"
+        super().__init__(text)
 
 
-class ViewChanged(SessionError):
-    """The messages were cleared, rewound or pruned by somebody else since this change of them was planned."""
-
-    code = "view_changed"
+class ViewChanged(SessionError, code="view_changed"):
+    """Another writer cleared, rewound or pruned the messages after this change of them was planned."""
 
     def __init__(self) -> None:
         super().__init__("the messages were cleared, rewound or pruned meanwhile: look again, and try again")
 
 
-class StaleEpoch(SessionError):
-    """The writer's lease was taken over; what it does from now on is refused."""
-
-    code = "stale_epoch"
+class StaleEpoch(SessionError, code="stale_epoch"):
+    """Another process took over the writer's lease; all further writes of this writer are refused."""
 
     def __init__(self, session_id: str, *, epoch: int, current: int) -> None:
         self.session_id, self.epoch, self.current = session_id, epoch, current
@@ -157,30 +188,24 @@ class StaleEpoch(SessionError):
         )
 
 
-class SessionBusy(SessionError):
+class SessionBusy(SessionError, code="session_busy"):
     """Another writer holds the lease."""
-
-    code = "session_busy"
 
     def __init__(self, session_id: str, *, retry_after: float) -> None:
         self.session_id, self.retry_after = session_id, retry_after
         super().__init__(f"session {session_id!r} is busy for up to {retry_after:.1f} s more: wait, or try again")
 
 
-class KeyReused(SessionError):
-    """The same idempotency key came with other content."""
-
-    code, status = "key_reused", 422
+class KeyReused(SessionError, code="key_reused", status=422):
+    """The same idempotency key was used with different content."""
 
     def __init__(self, session_id: str, key: str) -> None:
         self.session_id, self.key = session_id, key
         super().__init__(f"key {key!r} was used in {session_id!r} with other content: use a new key")
 
 
-class LifecycleError(SessionError):
-    """A move that the session's state does not allow."""
-
-    code = "lifecycle"
+class LifecycleError(SessionError, code="lifecycle"):
+    """The status of the session does not allow this move."""
 
     def __init__(self, move: str, *, status: str, legal: Iterable[str]) -> None:
         self.move, self.session_status, self.legal = move, status, tuple(legal)
@@ -188,29 +213,24 @@ class LifecycleError(SessionError):
         super().__init__(f"cannot {move} a session that is {status}; legal moves now: {moves}")
 
 
-class TurnOpen(SessionError):
+class TurnOpen(SessionError, code="turn_open"):
     """The session has a turn that is not finished."""
 
-    code = "turn_open"
-
     def __init__(self, what: str) -> None:
+        self.what = what
         super().__init__(f"cannot {what} while a turn is unfinished: let it finish, or resume it first")
 
 
-class QueueFull(SessionError):
-    """Too many messages wait for their turn in one session."""
-
-    code, status = "queue_full", 429
+class QueueFull(SessionError, code="queue_full", status=429):
+    """Too many messages wait in the queue of one session."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.retry_after = limit, 1.0
         super().__init__(f"{limit} messages wait for their turn in this session already: wait, or cancel some of them")
 
 
-class NothingPending(SessionError):
-    """A decision about a call that waits for none."""
-
-    code = "nothing_pending"
+class NothingPending(SessionError, code="nothing_pending"):
+    """A decision was made about a call that does not wait for one."""
 
     def __init__(self, call_id: str, pending: Iterable[str]) -> None:
         self.call_id, self.pending = call_id, tuple(pending)
@@ -218,10 +238,8 @@ class NothingPending(SessionError):
         super().__init__(f"call {call_id!r} does not wait for a decision; waiting now: {waiting}")
 
 
-class ApprovalPending(SessionError):
+class ApprovalPending(SessionError, code="approval_pending"):
     """The session waits for a person's decision."""
-
-    code = "approval_pending"
 
     def __init__(self, session_id: str, calls: Iterable[str]) -> None:
         self.session_id, self.calls = session_id, tuple(calls)
@@ -231,71 +249,70 @@ class ApprovalPending(SessionError):
         )
 
 
-class ImmutableSession(SessionError):
-    """An immutable session cannot be changed or removed before its time."""
-
-    code = "immutable"
+class ImmutableSession(SessionError, code="immutable"):
+    """An immutable session cannot be changed or removed before its expiry."""
 
     def __init__(self, what: str, *, until: int | None, ttl_days: float | None = None) -> None:
-        """`until` is in microseconds, None for ever; `ttl_days` says it where the last activity is not known."""
+        """`until` is in microseconds, None for ever; `ttl_days` is for callers that do not know the last activity."""
         self.what, self.until, self.ttl_days = what, until, ttl_days
         if until is None and ttl_days is not None:
             end = f"until {ttl_days} days after its last activity"
         else:
-            end = _end(until)
+            end = _describe_end(until)
         super().__init__(f"cannot {what} an immutable session: it is kept unchanged {end}")
 
 
-class SessionHeld(SessionError):
+class SessionHeld(SessionError, code="held"):
     """A session under a legal hold cannot be removed or redacted."""
-
-    code = "held"
 
     def __init__(self, what: str, *, reason: str) -> None:
         self.what, self.reason = what, reason
         super().__init__(f"cannot {what} a session under a legal hold ({reason}): release() ends the hold")
 
 
-class TurnFailed(AgentError):
-    """A turn ended without an answer; the log says why, and the messages are as they were."""
+class SearchUnavailable(SessionError, code="search_unavailable"):
+    """An encrypted session cannot be searched: an index of its words would reveal its content."""
 
-    code, status = "turn_failed", 500
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {session_id!r} is encrypted, so there is no index of its words: read its history")
 
 
-class MaxStepsExceeded(TurnFailed):
-    """The model went on calling tools for more steps than it is given."""
+# -- turns -------------------------------------------------------------------------------------------------------------
 
-    code = "max_steps_exceeded"
+
+class TurnFailed(AgentError, code="turn_failed", status=500):
+    """A turn ended without an answer; the log has the reason, and the messages are unchanged."""
+
+
+class MaxStepsExceeded(TurnFailed, code="max_steps_exceeded"):
+    """The model called tools for more steps than allowed."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
         super().__init__(f"no answer after {steps} model calls: raise max_steps=, or look at what the tools return")
 
 
-class BudgetExceeded(TurnFailed):
-    """The session has used what it was given."""
-
-    code, status = "budget_exceeded", 429
+class BudgetExceeded(TurnFailed, code="budget_exceeded", status=429):
+    """The budget of the session is used up."""
 
     def __init__(self, what: str, *, used: float, limit: float) -> None:
         self.what, self.used, self.limit = what, used, limit
         super().__init__(f"the budget of {limit:g} {what} is used up ({used:g}): raise it, or start a new session")
 
 
-class SchemaValidationError(TurnFailed):
-    """The model did not give output of the asked shape, although it was asked again."""
+class SchemaValidationError(TurnFailed, code="schema_validation", status=502):
+    """The model did not return output that matches the schema, after repeated attempts."""
 
-    code, status = "schema_validation", 502
+    problem, text = "", ""  # a client gets neither: they quote the reply, which belongs to the session
 
     def __init__(self, problem: str, *, text: str, tries: int) -> None:
         self.problem, self.text, self.tries = problem, text, tries
         super().__init__(f"the output is not of the asked shape after {tries} tries: {problem}")
 
 
-class TurnParked(TurnFailed):
-    """A turn that ended its process again and again; it is not tried any more."""
-
-    code, status = "turn_parked", 409
+class TurnParked(TurnFailed, code="turn_parked", status=409):
+    """A turn ended its process again and again; it is not retried any more."""
 
     def __init__(self, session_id: str, attempts: int) -> None:
         self.session_id, self.attempts = session_id, attempts
@@ -305,31 +322,24 @@ class TurnParked(TurnFailed):
         )
 
 
-class TurnCancelled(TurnFailed):
+class TurnCancelled(TurnFailed, code="turn_cancelled", status=409):
     """The turn was cancelled before it had an answer."""
-
-    code, status = "turn_cancelled", 409
 
     def __init__(self) -> None:
         super().__init__("the turn was cancelled")
 
 
-class RoutingError(TurnFailed):
-    """Nobody could answer: every agent that was asked failed, or a model chose one that is not there. `causes` says
-    why, one by one."""
-
-    code = "routing_failed"
+class RoutingError(TurnFailed, code="routing_failed"):
+    """No agent could answer: all of them failed, or a model chose an unknown agent. `causes`: one reason per agent."""
 
     def __init__(self, what: str, causes: Iterable[str]) -> None:
-        self.causes = tuple(causes)
+        self.what, self.causes = what, tuple(causes)
         reasons = "; ".join(self.causes)
         super().__init__(f"{what}: {reasons}" if reasons else what)
 
 
-class HandoffLoop(TurnFailed):
-    """Agents keep handing a conversation to each other, and none of them answers."""
-
-    code = "handoff_loop"
+class HandoffLoop(TurnFailed, code="handoff_loop"):
+    """Agents hand a conversation to each other again and again, and none of them answers."""
 
     def __init__(self, giver: str, taker: str) -> None:
         self.giver, self.taker = giver, taker
@@ -339,169 +349,83 @@ class HandoffLoop(TurnFailed):
         )
 
 
-class MissingState(InvalidArgument):
-    """Instructions name a state value that is not there."""
-
-    code = "missing_state"
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(
-            f"the instructions need state {name!r}, which is not set: set_state({name!r}, ...), or write {{{{}}}}"
-        )
+# -- tools -------------------------------------------------------------------------------------------------------------
 
 
-class SearchUnavailable(SessionError):
-    """An encrypted session cannot be searched: an index of its words would tell what it says."""
-
-    code = "search_unavailable"
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        super().__init__(f"session {session_id!r} is encrypted, so there is no index of its words: read its history")
+class ToolError(AgentError, code="tool_error"):
+    """A tool could not do its work; the text is for the model."""
 
 
-class Unauthorized(AgentError):
-    """No key, or none that is valid: whether it is unknown, expired or revoked is not told."""
+class FileRefused(ToolError, code="file_refused"):
+    """A path that a tool cannot use. `path` is the path of the call; it never names the working directory itself."""
 
-    code, status = "unauthorized", 401
-
-    def __init__(self) -> None:
-        super().__init__("a valid key is needed: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
-
-
-class Forbidden(AgentError):
-    """The key is valid, and may not do this; or the request comes from a place that is not served."""
-
-    code, status = "forbidden", 403
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        shown = path if len(path) <= _MAX_PATH else path[:_MAX_PATH] + "…"
+        super().__init__(f"{shown!r}: {reason}")
 
 
-class NotFound(AgentError):
-    """There is no such agent, run, fact or address, or it is somebody else's."""
-
-    code, status = "not_found", 404
-
-    def __init__(self, what: str, id: str) -> None:
-        self.what, self.id = what, id
-        super().__init__(f"{what} not found: {id}")
+class MCPFailed(ToolError, code="mcp_failed", status=502):
+    """The MCP server could not be started, died, refused a call, or did not answer in time."""
 
 
-class RequestTimeout(AgentError):
-    """The body of a request did not arrive in time."""
-
-    code, status = "request_timeout", 408
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        super().__init__(f"the body did not arrive within {seconds:g} s: send it again")
+# -- stores ------------------------------------------------------------------------------------------------------------
 
 
-class KeyInUse(AgentError):
-    """The first request with this Idempotency-Key is still being answered."""
-
-    code, status = "key_in_use", 409
-
-    def __init__(self, key: str) -> None:
-        self.key, self.retry_after = key, 1.0
-        super().__init__(f"the first request with Idempotency-Key {key!r} is still running: wait, then send it again")
+class StoreError(AgentError, code="store_error", status=503):
+    """An error of a store."""
 
 
-class TooManyRequests(AgentError):
-    """A key does more at once, or more often, than it is given."""
-
-    code, status = "too_many_requests", 429
-
-    def __init__(self, what: str, *, retry_after: float) -> None:
-        self.what, self.retry_after = what, retry_after
-        super().__init__(f"{what}: try again in {max(1, math.ceil(retry_after))} s")
-
-
-class Unavailable(AgentError):
-    """The server takes no more work, for example because it is being stopped."""
-
-    code, status = "unavailable", 503
-
-    def __init__(self, text: str, *, retry_after: float = 1.0) -> None:
-        self.retry_after = retry_after
-        super().__init__(text)
-
-
-class StoreError(AgentError):
-    """The place where logs live has a problem."""
-
-    code, status = "store_error", 503
-
-
-class StoreBusy(StoreError):
+class StoreBusy(StoreError, code="store_busy"):
     """The database stayed locked for longer than the store waits."""
 
-    code = "store_busy"
+
+class StoreFull(StoreError, code="store_full", status=507):
+    """No space is left; the write was rolled back, and reads still work."""
 
 
-class StoreFull(StoreError):
-    """No space is left; the write was rolled back and reading goes on."""
-
-    code, status = "store_full", 507
-
-
-class StoreReadOnly(StoreError):
+class StoreReadOnly(StoreError, code="store_read_only"):
     """The file, directory or server does not allow writing."""
 
-    code = "store_read_only"
 
-
-class StoreUnavailable(StoreError):
+class StoreUnavailable(StoreError, code="store_unavailable"):
     """The database cannot be reached."""
 
-    code = "store_unavailable"
+
+class StorePoisoned(StoreError, code="store_poisoned"):
+    """A flush failed or the file was replaced; the content of the disk is unknown until the store is opened again."""
 
 
-class StorePoisoned(StoreError):
-    """A flush failed or the file was replaced; what is on disk is unknown until the store is opened anew."""
-
-    code = "store_poisoned"
-
-
-class StoreClosed(StoreError):
+class StoreClosed(StoreError, code="store_closed"):
     """The store was closed."""
 
-    code = "store_closed"
 
-
-class UnsafeSQLite(StoreError):
+class UnsafeSQLite(StoreError, code="unsafe_sqlite"):
     """The SQLite library has a known bug that can corrupt a shared file."""
 
-    code = "unsafe_sqlite"
 
-
-class SchemaTooNew(StoreError):
+class SchemaTooNew(StoreError, code="schema_too_new"):
     """The database, document or event was written by a newer holdfast."""
 
-    code = "schema_too_new"
+
+class CorruptLog(StoreError, code="corrupt_log", status=500):
+    """A record cannot be read, or does not match its hash."""
 
 
-class CorruptLog(StoreError):
-    """A record that cannot be read, or that is not what its hash says."""
-
-    code, status = "corrupt_log", 500
-
-
-class WrongKey(StoreError):
+class WrongKey(StoreError, code="wrong_key"):
     """The store is encrypted with another master key, or the data was altered."""
 
-    code = "wrong_key"
 
-
-class KeyNeeded(StoreError):
+class KeyNeeded(StoreError, code="key_needed"):
     """The session is encrypted, and the store was opened without its key."""
 
-    code = "key_needed"
+
+# -- providers ---------------------------------------------------------------------------------------------------------
 
 
-class ProviderError(AgentError):
-    """A model provider failed, or would not take the request. `retryable`: the same request may succeed later."""
+class ProviderError(AgentError, code="provider_error", status=502):
+    """A model provider failed or refused the request. `retryable`: the same request may succeed later."""
 
-    code, status = "provider_error", 502
     retryable = False
 
     def __init__(
@@ -519,87 +443,204 @@ class ProviderError(AgentError):
         super().__init__(message)
 
 
-class AuthenticationFailed(ProviderError):
-    """The API key is missing, wrong, or may not do this."""
-
-    code = "authentication_failed"
+class AuthenticationFailed(ProviderError, code="authentication_failed"):
+    """The API key is missing, wrong, or not allowed to do this."""
 
 
-class RequestRejected(ProviderError):
-    """The provider does not take this request: an unknown model, an option it does not know."""
-
-    code = "request_rejected"
+class RequestRejected(ProviderError, code="request_rejected"):
+    """The provider does not accept this request: an unknown model, an unknown option."""
 
 
-class ContextTooLong(ProviderError):
-    """More was sent than the model can read."""
-
-    code = "context_too_long"
+class ContextTooLong(ProviderError, code="context_too_long"):
+    """The request is larger than the model's context window."""
 
 
-class RateLimited(ProviderError):
-    """Too many requests, or no quota left; `retry_after` says for how long, where the provider does."""
+class RateLimited(ProviderError, code="rate_limited"):
+    """Too many requests, or no quota left; `retry_after` has the waiting time, if the provider reports one."""
 
-    code, retryable = "rate_limited", True
-
-
-class ProviderTimeout(ProviderError):
-    """The provider was silent, or busy with one reply, for longer than we wait."""
-
-    code, retryable = "provider_timeout", True
+    retryable = True
 
 
-class ProviderUnavailable(ProviderError):
+class ProviderTimeout(ProviderError, code="provider_timeout"):
+    """The provider sent nothing, or did not complete one reply, within the time-out."""
+
+    retryable = True
+
+
+class ProviderUnavailable(ProviderError, code="provider_unavailable"):
     """The provider cannot be reached, is overloaded, or failed on its side."""
 
-    code, retryable = "provider_unavailable", True
+    retryable = True
 
 
-class BadResponse(ProviderError):
-    """What the provider sent is not what its API promises; nothing of it was kept."""
+class BadResponse(ProviderError, code="bad_response"):
+    """The provider's response does not match its API; nothing of it was stored."""
 
-    code, retryable = "bad_response", True
-
-
-class StreamTruncated(BadResponse):
-    """A reply that broke off: it has no stop reason, so it is not a reply."""
-
-    code = "stream_truncated"
+    retryable = True
 
 
-class ServerUnavailable(AgentError):
+class StreamTruncated(BadResponse, code="stream_truncated"):
+    """A reply ended without a stop reason; it does not become a message."""
+
+
+# -- the server and its clients ----------------------------------------------------------------------------------------
+
+
+class Unauthorized(AgentError, code="unauthorized", status=401):
+    """The key is missing or not valid. The error does not reveal whether a key is unknown, expired or revoked."""
+
+    def __init__(self) -> None:
+        super().__init__("a valid key is needed: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'")
+
+
+class Forbidden(AgentError, code="forbidden", status=403):
+    """The key is valid but not allowed to do this, or the request comes from an origin that is not served."""
+
+
+class NotFound(AgentError, code="not_found", status=404):
+    """The agent, run, fact or address does not exist, or belongs to another tenant or user."""
+
+    def __init__(self, what: str, id: str) -> None:
+        self.what, self.id = what, id
+        super().__init__(f"{what} not found: {id}")
+
+
+class RequestTimeout(AgentError, code="request_timeout", status=408):
+    """The body of a request did not arrive in time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(f"the body did not arrive within {seconds:g} s: send it again")
+
+
+class KeyInUse(AgentError, code="key_in_use", status=409):
+    """The first request with this Idempotency-Key is still being answered."""
+
+    def __init__(self, key: str) -> None:
+        self.key, self.retry_after = key, 1.0
+        super().__init__(f"the first request with Idempotency-Key {key!r} is still running: wait, then send it again")
+
+
+class TooManyRequests(AgentError, code="too_many_requests", status=429):
+    """A key exceeds its limit of concurrent requests, or its rate limit."""
+
+    def __init__(self, what: str, *, retry_after: float) -> None:
+        self.what, self.retry_after = what, retry_after
+        super().__init__(f"{what}: try again in {max(1, math.ceil(retry_after))} s")
+
+
+class Unavailable(AgentError, code="unavailable", status=503):
+    """The server accepts no more work, for example because it is shutting down."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class AgentExists(AgentError, code="agent_exists", status=409):
+    """A new agent was requested under an id that exists."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        super().__init__(f"agent {id!r} exists already: PUT /agents/{id} replaces it, or choose another id")
+
+
+class AgentFromCode(AgentError, code="agent_from_code", status=409):
+    """An agent that the server's own code defines cannot be changed over HTTP."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        super().__init__(f"agent {id!r} comes from the server's code: change it there")
+
+
+class ServerUnavailable(AgentError, code="server_unavailable", status=503):
     """A holdfast server cannot be reached, or does not answer."""
 
-    code, status = "server_unavailable", 503
+
+class ServerSilent(AgentError, code="server_silent", status=504):
+    """The server accepted a request and has not answered yet."""
 
 
-class ScriptExhausted(AgentError):
-    """A scripted model was asked more often than its script has replies."""
+# -- the rest ----------------------------------------------------------------------------------------------------------
 
-    code = "script_exhausted"
+
+class AlreadyAdmitted(AgentError, code="already_admitted", status=409):
+    """A message with this key was admitted before; no turn was begun."""
+
+    def __init__(self) -> None:
+        super().__init__("a message with this key was admitted before: read the run of that message")
+
+
+class BadOutput(AgentError, code="bad_output", status=502):
+    """A reply does not match the schema; the text says to the model what is wrong. The turn asks the model again."""
+
+
+class MissingExtra(AgentError, code="missing_extra"):
+    """An optional part of holdfast is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.what, self.extra = what, extra
+        super().__init__(f"{what} needs an optional part: pip install 'holdfast[{extra}]'")
+
+
+class ScriptExhausted(AgentError, code="script_exhausted"):
+    """A scripted model was called more often than its script has replies."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         super().__init__(f"the script has {length} replies and was asked for one more: add an item to script=[...]")
 
 
+# -- rebuilding --------------------------------------------------------------------------------------------------------
+
+
 def from_code(code: str, text: str, details: Mapping[str, Any] | None = None) -> AgentError:
-    """The error with this code as somebody else raised it: its class, text and facts."""
-    for found in list(globals().values()):
-        if isinstance(found, type) and issubclass(found, AgentError) and found.code == code:
-            error = found.__new__(found)
-            Exception.__init__(error, text)
-            break
-    else:
-        error = AgentError(text)
-        error.code = code  # of a newer holdfast
+    """Return the error that another process raised, rebuilt from its code, text and facts. A fact that was too long
+    to send is None; a code of a newer holdfast gives a plain AgentError with that code."""
+    kind = _by_code().get(code, AgentError)
+    error = kind.__new__(kind, text)
+    if kind.code != code:
+        error.code = code
     for name, value in (details or {}).items():
         if name.isidentifier() and not name.startswith("_") and name not in ("code", "status", "args", "details"):
             setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    for name in _fact_names(kind):
+        if not hasattr(error, name):
+            setattr(error, name, None)
     return error
 
 
-_CONTENT = ("text", "problem")  # of a model's reply: it belongs to the session, not to its errors
+def _by_code() -> dict[str, type[AgentError]]:
+    kinds = [each for each in globals().values() if isinstance(each, type) and issubclass(each, AgentError)]
+    return {kind.code: kind for kind in kinds}
+
+
+def _fact_names(kind: type[AgentError]) -> tuple[str, ...]:
+    """The parameters of the constructor: each is stored under its own name, but for the text itself."""
+    code = getattr(kind.__init__, "__code__", None)
+    if code is None:  # the constructor of Exception
+        return ()
+    names: tuple[str, ...] = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return tuple(name for name in names if name != "message")
+
+
+class _RemoteCause(Exception):
+    """The text of a cause that cannot be sent to another process."""
+
+
+def _restore(kind: type[AgentError], args: tuple[Any, ...], cause: BaseException | None) -> AgentError:
+    error = kind.__new__(kind, *args)  # sets args, and so the text
+    if cause is not None:
+        error.__cause__ = cause
+    return error
+
+
+def _portable_cause(error: AgentError) -> BaseException | None:
+    """The cause, as its text unless it is one of ours: the errors of drivers often cannot be unpickled."""
+    cause = error.__cause__
+    if cause is None or isinstance(cause, AgentError | _RemoteCause):
+        return cause
+    return _RemoteCause(f"{type(cause).__name__}: {cause}")
 
 
 def _is_plain(value: object) -> bool:
@@ -607,14 +648,14 @@ def _is_plain(value: object) -> bool:
         return len(value) <= 100 and all(_is_plain(each) and not isinstance(each, list) for each in value)
     if isinstance(value, str):
         return len(value) <= 500
-    return value is None or isinstance(value, bool | int) or (isinstance(value, float) and isfinite(value))
+    return value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _end(until: int | None) -> str:
+def _describe_end(until: int | None) -> str:
     if until is None:
         return "for ever"
     try:
-        # Rounded up: at the second that is named, its time is really over.
+        # Rounded up: at the second that the text names, the time is over.
         date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=-(-until // 1_000_000))
     except OverflowError:  # later than the year 9999
         return "for ever"

@@ -1,7 +1,7 @@
-"""Who answers, as the loop needs to know it: one agent, or several in some order. The agent is what users hold; the
-loop does not know it.
+"""Plans: which agents answer a question, and in which order. Users hold an `Agent` or a flow; the loop knows only its
+plan.
 
-A plan says who is asked when. It holds no conversation and does nothing: `walk` walks it.
+A plan is a value without a conversation. `turn.flow_loop` walks it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from holdfast.schema.output import OutputShape
     from holdfast.stores.base import Log, Store
     from holdfast.tools.tool import Tool
-    from holdfast.turn.response import Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a turn needs to know of one agent."""
+class AgentSpec:
+    """The settings of one agent that a turn needs."""
 
     name: str | None
     model: Model
@@ -31,69 +30,72 @@ class Settings:
     max_steps: int
     timeout: float
     description: str | None = None
-    shape: OutputShape | None = None  # of its answers
-    output_key: str | None = None
-    extract: Callable[[Response], Any] | None = None
-    handoffs: Mapping[str, Callable[[], Plan]] = field(default_factory=dict)  # by name; asked when it comes to it
-    member: Callable[[str], Plan | None] | None = None  # whom the conversation can get to by handoffs, by name
-    recall: Callable[[Store, Log, str, int], str] | None = None  # what is remembered about a question, in so many bytes
-    condenses: bool = True  # whether the session's own strategy may make room in a prompt
-    budget: Budget | None = None  # of a session that has none of its own
+    shape: OutputShape | None = None  # required shape of the answers
+    output_key: str | None = None  # name of the state that gets the answer
+    extract: Callable[[Any], Any] | None = None  # user's function of the Response: values for state, or an awaitable
+    handoffs: Mapping[str, Callable[[], Plan]] = field(default_factory=dict)  # by agent name; called at the handoff
+    # the plan of an agent that the conversation can reach by handoffs, by its name
+    find_handoff_plan: Callable[[str], Plan | None] | None = None
+    recall: Callable[[Store, Log, str, int], str] | None = None  # memories about a question, in at most so many bytes
+    allows_compaction: bool = True  # whether the session's own strategy may make room in a prompt
+    budget: Budget | None = None  # budget for a session that has none of its own
     options: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens, stop, tool_choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InOrder:
-    """One after the other; each sees what those before it did."""
+class SequentialPlan:
+    """Steps that run one after the other. Each agent sees the messages of the agents before it."""
 
     name: str | None
     steps: Sequence[Plan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtOnce:
-    """All at the same time; none sees the others until all are done."""
+class ParallelPlan:
+    """Steps that run in parallel. None sees the messages of the others until all are done."""
 
     name: str | None
     steps: Sequence[Plan]
-    most: int  # that run at the same time
-    collects: bool  # whether those that fail leave the others alone
+    max_concurrency: int  # number of steps that run at the same time
+    collects_errors: bool  # whether the other steps continue when one fails
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    """One after the other, in rounds: as long as `goes_on` says so of a round's last response."""
+class LoopPlan:
+    """Steps that run one after the other, in rounds. Another round follows if `should_continue` is true for the last
+    response of a round, up to `max_rounds`."""
 
     name: str | None
     steps: Sequence[Plan]
-    most: int  # rounds
-    goes_on: Callable[[Response], bool | Awaitable[bool]] | None
+    max_rounds: int
+    should_continue: Callable[[Any], bool | Awaitable[bool]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A model is asked which one answers."""
+class RoutingPlan:
+    """Steps of which a model chooses the one that answers."""
 
     name: str | None
-    chooser: Settings
+    chooser: AgentSpec
     steps: Sequence[Plan]
-    otherwise: int | None  # who answers if the model names nobody
+    default_step: int | None  # number of the step that answers if the model chooses none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relay:
-    """One of them, and another one if that fails. `order` says whom to ask first in a conversation that is nobody's."""
+class FallbackPlan:
+    """Steps of which one answers, and the next one if it fails. `order` gives the order for a conversation that has no
+    owner yet."""
 
     name: str | None
     steps: Sequence[Plan]
     order: Callable[[Message], Sequence[int] | Awaitable[Sequence[int]]]
 
 
-Plan = Settings | InOrder | AtOnce | Again | Choice | Relay
+Plan = AgentSpec | SequentialPlan | ParallelPlan | LoopPlan | RoutingPlan | FallbackPlan
 
 
-def first_agent(plan: Plan) -> Settings:
-    """The agent that is asked first."""
-    while not isinstance(plan, Settings):
-        plan = plan.chooser if isinstance(plan, Choice) else plan.steps[0]
+def first_agent(plan: Plan) -> AgentSpec:
+    """Return the agent that runs first."""
+    while not isinstance(plan, AgentSpec):
+        plan = plan.chooser if isinstance(plan, RoutingPlan) else plan.steps[0]
     return plan

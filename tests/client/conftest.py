@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from client.serving import TOKEN, Serving
 from holdfast import Agent
 from holdfast.client import AsyncClient, Client
 from holdfast.stores import SQLiteStore
-from kit.proxy import Proxy
+from tests.kit.proxy import Proxy
+from tests.kit.serving import TOKEN, Listener, Serving
 
 Scripted = Callable[..., Agent]
 
@@ -24,8 +24,8 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 @pytest.fixture
-def serving(store: SQLiteStore) -> Iterator[Serving]:
-    with Serving(store) as found:
+def serving(store: SQLiteStore, listener: Listener) -> Iterator[Serving]:
+    with Serving(store, listener=listener) as found:
         yield found
 
 

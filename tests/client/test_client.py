@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from client.conftest import Scripted
-from client.serving import TOKEN, Serving
 from holdfast import Budget, Memory, Message, Session, tool
 from holdfast.client import AsyncClient, Client
 from holdfast.client.client import _token_for
@@ -40,6 +38,8 @@ from holdfast.models.base import Usage
 from holdfast.stores import SQLiteStore
 from holdfast.testing import call, error
 from holdfast.turn.sent_context import Context
+from tests.client.conftest import Scripted
+from tests.kit.serving import TOKEN, Serving
 
 
 @tool(approval="always")
@@ -381,13 +381,13 @@ def test_a_conflict_is_a_conflict(client: Client) -> None:
 
     session = client.session("s", state={"a": 1})
     with pytest.raises(Conflict):
-        client._wire.send(put(session._path("state", "a"), {"value": 2, "expected": {"found": False}}))
+        client._transport.send(put(session._path("state", "a"), {"value": 2, "expected": {"found": False}}))
 
 
 def test_a_code_that_this_version_does_not_know_is_kept() -> None:
-    from holdfast.client.errors import fault_of
+    from holdfast.client.errors import error_from_json
 
-    found = fault_of({"error": "later", "code": "of_tomorrow"}, 418)
+    found = error_from_json({"error": "later", "code": "of_tomorrow"}, 418)
     assert type(found) is AgentError
     assert (str(found), found.code, found.status) == ("later", "of_tomorrow", 418)
 

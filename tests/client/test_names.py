@@ -8,19 +8,22 @@ from typing import Any
 import pytest
 
 from holdfast import Memory, Session
+from holdfast.client import Client
 from holdfast.client.facts import AsyncRemoteFacts, RemoteFacts
 from holdfast.client.memory import AsyncRemoteMemory, RemoteMemory
+from holdfast.client.runs import RemoteCallOptions
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
+from holdfast.session.call_options import CallOptions
 from holdfast.session.facts import Facts
 
 # What belongs to where sessions are kept: a client opens, lists and imports.
-OF_THE_STORE = {"store", "open", "list", "import_", "from_dict", "erase_user"}
-# What the client takes besides: what happens if the session is busy.
-MORE = {"on_busy"}
+OF_THE_STORE = {"store", "on_log", "open", "list", "import_", "from_dict", "erase_user"}
+# What other packages of holdfast call, and users do not.
+INTERNAL = {"prune_if_due", "in_turn"}
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")}
+    return {name for name in dir(kind) if not name.startswith("_")} - INTERNAL
 
 
 def test_every_name_of_a_session_is_there() -> None:
@@ -38,7 +41,26 @@ def test_the_parameters_are_those_of_the_session(remote: type) -> None:
         if isinstance(mine, property) or not callable(mine):
             continue
         wanted, found = (list(inspect.signature(each).parameters) for each in (mine, theirs))
-        assert [each for each in found if each not in MORE] == wanted, name
+        assert found == wanted, name
+
+
+def test_the_options_are_those_of_the_session_and_one_more() -> None:
+    assert set(RemoteCallOptions.__annotations__) - set(CallOptions.__annotations__) == {"on_busy"}
+    assert set(CallOptions.__annotations__) <= set(RemoteCallOptions.__annotations__)
+
+
+@pytest.mark.parametrize("method", ["run", "stream", "json"])
+def test_an_unknown_option_is_a_type_error_before_anything_is_asked(method: str) -> None:
+    options: dict[str, Any] = {"temprature": 1} | ({"schema": {"type": "object"}} if method == "json" else {})
+    session = Session()
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'temprature'"):
+        getattr(session, method)("hi", **options)
+    assert session.head == 1
+    with Client("http://127.0.0.1:9", token="none", timeout=1) as client:
+        about = {"id": "s", "created_at": "2024-01-31T00:00:00Z", "user_id": None, "app_name": None}
+        remote = RemoteSession(client._transport, about)
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'temprature'"):
+            list(getattr(remote, method)("hi", **options))
 
 
 @pytest.mark.parametrize("remote", [RemoteMemory, AsyncRemoteMemory])

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from docs.serving import HOLDFAST, PAGES_SAY, PATIENCE, Served
+from tests.docs.serving import HOLDFAST, PAGES_SAY, PATIENCE, Served
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 KINDS = ("python", "text", "sh", "console", "sql")
@@ -91,7 +91,7 @@ class Page:
             if goes_on:
                 _wait_until_quiet(Path(out.name))
                 assert process.poll() is None, f"the stream ended by itself: {code}"
-                os.killpg(process.pid, signal.SIGINT)
+                os.killpg(process.pid, signal.SIGTERM)  # SIGINT is ignored below a shell that runs in the background
             status = process.wait(PATIENCE)
             assert goes_on or status == 0, f"{code}\nended with {status}"
             return Path(out.name).read_text()

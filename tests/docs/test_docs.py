@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from docs.pages import Page
 from holdfast import errors
 from holdfast.cli.main import main
 from holdfast.log.events import VERSIONS
-from kit.postgres import PostgresServer
+from tests.docs.pages import Page
+from tests.kit.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -42,10 +42,9 @@ def test_every_event_type_is_documented() -> None:
 
 def test_every_error_is_documented() -> None:
     text = (ROOT / "docs" / "errors.md").read_text()
-    names = [
-        name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.AgentError)
-    ]
-    assert [name for name in names if f"`{name}`" not in text] == []
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.AgentError)]
+    rows = [f"| `{kind.__name__}` | `{kind.code}` | {kind.status} | " for kind in kinds]
+    assert [row for row in rows if row not in text] == []
 
 
 def test_every_command_is_documented_and_explains_itself() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from docs.pages import blocks
 from holdfast import Message, Session
 from holdfast.errors import ImmutableSession
 from holdfast.stores import PostgresStore
-from kit.postgres import PostgresServer
+from tests.docs.pages import blocks
+from tests.kit.postgres import PostgresServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
@@ -50,7 +50,7 @@ def _is_still_guarded(store: PostgresStore, db: psycopg.Connection[tuple[object,
     with pytest.raises(ImmutableSession):
         kept.clear()
     place = db.execute(
-        "SELECT tableoid::regclass::text FROM holdfast.events WHERE log = %s LIMIT 1", (kept._log.number,)
+        "SELECT tableoid::regclass::text FROM holdfast.events WHERE log = %s LIMIT 1", (kept.log.number,)
     ).fetchone()
     assert place is not None
     for statement in (

@@ -15,11 +15,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from holdfast.server import errors
-from holdfast.server.auth import Gate
+from holdfast.server.auth import Authenticator
 from holdfast.server.config import Config
-from holdfast.server.http.middleware import Guard
+from holdfast.server.http.middleware import SecurityMiddleware
 from holdfast.server.metrics import Metrics
-from holdfast.server.rate_limits import Limits
+from holdfast.server.rate_limits import RequestLimits
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 
@@ -35,16 +35,18 @@ class Front:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics()
-        self.limits = Limits(self.config, metrics=self.metrics)
-        self.gate = Gate(self.store, config=self.config, token=TOKEN, limits=self.limits, metrics=self.metrics)
+        self.limits = RequestLimits(self.config, metrics=self.metrics)
+        self.authenticator = Authenticator(
+            self.store, config=self.config, token=TOKEN, limits=self.limits, metrics=self.metrics
+        )
 
     def app(self, *routers: Any) -> FastAPI:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         app.state.server = self
-        errors.install(app)
+        errors.install_error_handlers(app)
         for router in routers:
             app.include_router(router)
-        app.add_middleware(Guard, server=self)
+        app.add_middleware(SecurityMiddleware, server=self)
         return app
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self
 
 import httpx2
 
-from kit.postgres import _free_port
+from tests.kit.postgres import _free_port
 
 HOST = "127.0.0.1"
 TOKEN = "a-token-of-these-proofs-only"

@@ -11,15 +11,15 @@ import pytest
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.document_store import DocumentStore
-from kit.documents import DictStore
+from tests.kit.documents import DictStore
 
 names = itertools.count()
 
 
 def tables_of(store: PostgresStore) -> None:
     """Empty the database: cheaper than a new one for each test. Past the triggers, which guard immutable sessions."""
-    tables = "logs, events, names, sessions, once, leases, snapshots, blobs, lineage, indexed, words"
-    qualified = ", ".join(f"holdfast.{name}" for name in f"{tables}, keeping, erasures, vault, slips, work".split(", "))
+    logs = "logs events names sessions once leases snapshots blobs lineage indexed words retention erasures"
+    qualified = ", ".join(f"holdfast.{name}" for name in f"{logs} master_key key_values run_queue".split())
 
     def empty(db: Any) -> None:
         db.execute("SET LOCAL session_replication_role = replica")

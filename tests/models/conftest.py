@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.clock import FixedIds
+from holdfast.clock import FixedClock
 from holdfast.models import Done, LanguageModel, ModelEvent, ModelRequest
-from models.server import Provider
+from tests.models.server import Provider
 
 NAMES = {"openai": "gpt-4o", "anthropic": "claude-sonnet-5"}
 KEY = "sk-planted-0123456789abcdef"
 
 
-class Sleepless(FixedIds):
+class Sleepless(FixedClock):
     """Never sleeps, and remembers for how long it should have."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def ids() -> Sleepless:
+def clock() -> Sleepless:
     return Sleepless()
 
 
@@ -42,8 +42,8 @@ def wire(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def model(provider: Provider, wire: str, ids: Sleepless) -> Iterator[LanguageModel]:
-    made = LanguageModel(wire, NAMES[wire], api_key=KEY, base_url=f"{provider.url}/v1", ids=ids, timeout=30)
+def model(provider: Provider, wire: str, clock: Sleepless) -> Iterator[LanguageModel]:
+    made = LanguageModel(wire, NAMES[wire], api_key=KEY, base_url=f"{provider.url}/v1", clock=clock, timeout=30)
     yield made
     made.close()
 

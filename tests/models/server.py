@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from models.frames import Say, data
+from tests.models.frames import Say, data
 
 End = Literal["clean", "cut", "reset", "hold"]
 

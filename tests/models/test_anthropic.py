@@ -11,7 +11,7 @@ from holdfast.errors import BadResponse, InvalidArgument, StreamTruncated
 from holdfast.log.messages import File, Image, Message, Text, Thinking, ToolCall
 from holdfast.models import Done, ModelRequest, ToolSpec, anthropic
 from holdfast.models.endpoint import Endpoint
-from models.frames import Say, data
+from tests.models.frames import Say, data
 
 MODEL = "claude-sonnet-5"
 HERE = Endpoint(provider="anthropic", base_url="https://api.anthropic.com", api_key="sk-ant-secret")

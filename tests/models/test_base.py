@@ -7,8 +7,8 @@ import random
 import pytest
 
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
-from holdfast.models import TextDelta, Usage, repaired
-from holdfast.models.base import UNKNOWN_OUTCOME
+from holdfast.log.repair import UNKNOWN_OUTCOME
+from holdfast.models import TextDelta, Usage, repair_history
 
 
 def calling(*ids: str) -> Message:
@@ -50,11 +50,11 @@ def test_a_delta_is_one_small_frozen_object() -> None:
 
 def test_a_valid_conversation_stays_as_it_is() -> None:
     messages = [Message.user("a"), calling("1", "2"), result("1"), result("2"), Message.assistant("b")]
-    assert repaired(messages) == messages
+    assert repair_history(messages) == messages
 
 
 def test_an_orphan_call_gets_a_result_that_says_so() -> None:
-    found = repaired([Message.user("a"), calling("1", "2"), result("2"), Message.user("b")])
+    found = repair_history([Message.user("a"), calling("1", "2"), result("2"), Message.user("b")])
     assert shape(found) == ["a", "call 1", "call 2", "1: ?", "2: ok", "b"]
     orphan = found[2].parts[0]
     assert isinstance(orphan, ToolResult)
@@ -62,32 +62,32 @@ def test_an_orphan_call_gets_a_result_that_says_so() -> None:
 
 
 def test_an_orphan_result_is_left_out() -> None:
-    assert shape(repaired([result("9"), Message.user("a"), result("8"), Message.assistant("b")])) == ["a", "b"]
+    assert shape(repair_history([result("9"), Message.user("a"), result("8"), Message.assistant("b")])) == ["a", "b"]
 
 
 def test_a_result_stands_right_behind_its_call() -> None:
-    found = repaired([calling("1"), Message.user("meanwhile"), result("1")])
+    found = repair_history([calling("1"), Message.user("meanwhile"), result("1")])
     assert shape(found) == ["call 1", "1: ok", "meanwhile"]
 
 
 def test_ids_that_are_used_twice_become_unique() -> None:
-    found = repaired([calling("1", "1"), result("1", "a"), result("1", "b"), calling("1"), result("1", "c")])
+    found = repair_history([calling("1", "1"), result("1", "a"), result("1", "b"), calling("1"), result("1", "c")])
     assert shape(found) == ["call 1", "call 1-2", "1: a", "1-2: b", "call 1-3", "1-3: c"]
 
 
 def test_an_interrupted_call_does_not_take_the_answer_of_a_later_one() -> None:
-    found = repaired([calling("1"), Message.user("again"), calling("1"), result("1", "late")])
+    found = repair_history([calling("1"), Message.user("again"), calling("1"), result("1", "late")])
     assert shape(found) == ["call 1", "1: ?", "again", "call 1-2", "1-2: late"]
 
 
 def test_a_second_result_for_one_call_is_left_out() -> None:
-    assert shape(repaired([calling("1"), result("1", "a"), result("1", "b")])) == ["call 1", "1: a"]
+    assert shape(repair_history([calling("1"), result("1", "a"), result("1", "b")])) == ["call 1", "1: a"]
 
 
 def test_repair_keeps_authors_thinking_and_text() -> None:
     thinking = Thinking(text="hm", signature="s", provider="anthropic", model="m")
     message = Message("assistant", [thinking, Text("so"), ToolCall(id="1", name="f")], author="writer")
-    found = repaired([message])
+    found = repair_history([message])
     assert found[0] == message
     assert found[0].author == "writer"
 
@@ -107,7 +107,7 @@ def test_whatever_comes_in_what_comes_out_is_valid_and_stays_so(seed: int) -> No
             messages.append(Message("tool", [ToolResult(call_id=each, content="r") for each in picked]))
         else:
             messages.append(Message.assistant("a"))
-    found = repaired(messages)
+    found = repair_history(messages)
     ids = [call.id for message in found for call in message.tool_calls]
     assert len(ids) == len(set(ids)) == sum(len(message.tool_calls) for message in messages)
     open_calls: list[str] = []
@@ -120,4 +120,4 @@ def test_whatever_comes_in_what_comes_out_is_valid_and_stays_so(seed: int) -> No
             assert open_calls == []
             open_calls = [call.id for call in message.tool_calls]
     assert open_calls == []
-    assert repaired(found) == found
+    assert repair_history(found) == found

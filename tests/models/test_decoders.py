@@ -11,8 +11,8 @@ from holdfast.errors import BadResponse, ProviderError, ProviderUnavailable, Rat
 from holdfast.log.messages import Message
 from holdfast.models import Done, ModelEvent, ModelRequest, anthropic, openai
 from holdfast.models.endpoint import Decoder, Endpoint
-from holdfast.models.sse import Corrupt, Frames
-from models.frames import Say, data
+from holdfast.models.sse import MalformedLine, SSEParser
+from tests.models.frames import Say, data
 
 CODECS: dict[str, Any] = {"openai": openai, "anthropic": anthropic}
 FULL = Say(thinking="Hm, ünd?", calls=[("a", "look", '{"what": "té 🙂"}'), ("b", "count", "{}")])
@@ -66,7 +66,7 @@ def test_a_reply_that_breaks_off_at_any_byte_is_no_reply(wire: str) -> None:
     for at in range(len(body)):
         found = decoder(wire)
         events = found.feed(body[:at])
-        is_open = at <= complete or found._frames.rest not in (b"", b"[DONE]")
+        is_open = at <= complete or found._frames.incomplete_data not in (b"", b"[DONE]")
         if is_open and not any(event.type == "done" for event in events):
             with pytest.raises(StreamTruncated):
                 found.finish()
@@ -176,14 +176,14 @@ def test_no_reply_at_all_is_truncated(wire: str) -> None:
 
 class TestFrames:
     def test_several_lines_of_data_are_one_event(self) -> None:
-        assert Frames(1000).feed(b"data: a\ndata:b\n\n") == [b"a\nb"]
+        assert SSEParser(1000).feed(b"data: a\ndata:b\n\n") == [b"a\nb"]
 
     def test_an_unknown_field_is_not_skipped(self) -> None:
-        with pytest.raises(Corrupt):
-            Frames(1000).feed(b"dat: a\n\n")
+        with pytest.raises(MalformedLine):
+            SSEParser(1000).feed(b"dat: a\n\n")
 
     def test_a_long_line_in_many_pieces_is_joined_once(self) -> None:
-        frames = Frames(1 << 24)
+        frames = SSEParser(1 << 24)
         for _ in range(20_000):
             assert frames.feed(b"data: " + b"x" * 250) == []
         (line,) = frames.feed(b"\n\n")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, ModelRequest, ToolSpec
-from models.conftest import Ask, last
+from tests.models.conftest import Ask, last
 
 TIME = ToolSpec(name="get_time", description="The time.")
 ORDERS = ToolSpec(

@@ -18,8 +18,8 @@ from holdfast.errors import (
 )
 from holdfast.models.embeddings import BATCH, Embeddings
 from holdfast.stores import MemoryStore
-from models.conftest import KEY, Sleepless
-from models.server import Answer, Provider, Seen
+from tests.models.conftest import KEY, Sleepless
+from tests.models.server import Answer, Provider, Seen
 
 JSON = {"content-type": "application/json"}
 
@@ -35,10 +35,10 @@ def failing(status: int, **headers: str) -> Answer:
 
 
 @pytest.fixture
-def embed(provider: Provider, ids: Sleepless) -> Any:
-    made = Embeddings("nomic", base_url=f"{provider.url}/v1", api_key=KEY, ids=ids, timeout=0.5)
+def embed(provider: Provider, clock: Sleepless) -> Any:
+    made = Embeddings("nomic", base_url=f"{provider.url}/v1", api_key=KEY, clock=clock, timeout=0.5)
     yield made
-    made._wire.close()
+    made._transport.close()
 
 
 def test_texts_go_out_and_vectors_come_back_in_order(provider: Provider, embed: Embeddings) -> None:
@@ -61,11 +61,11 @@ def test_many_texts_are_sent_in_batches(provider: Provider, embed: Embeddings) -
 
 
 def test_what_may_pass_is_tried_again_and_what_will_not_is_told(
-    provider: Provider, embed: Embeddings, ids: Sleepless
+    provider: Provider, embed: Embeddings, clock: Sleepless
 ) -> None:
     provider.then(failing(503), failing(429, **{"retry-after": "3"}), vectors([1.0]))
     assert embed(["x"]) == [[1.0]]
-    assert len(ids.slept) == 2
+    assert len(clock.slept) == 2
     provider.then(failing(401))
     with pytest.raises(AuthenticationFailed) as caught:
         embed(["x"])
@@ -100,12 +100,12 @@ def test_an_answer_without_vectors_is_a_bad_response(provider: Provider, embed: 
         embed(["x"])
 
 
-def test_an_endless_answer_is_cut(provider: Provider, ids: Sleepless) -> None:
-    embed = Embeddings("nomic", base_url=f"{provider.url}/v1", ids=ids, max_bytes=1000)
+def test_an_endless_answer_is_cut(provider: Provider, clock: Sleepless) -> None:
+    embed = Embeddings("nomic", base_url=f"{provider.url}/v1", clock=clock, max_bytes=1000)
     provider.then(Answer([b"x" * 600] * 10, headers=JSON))
     with pytest.raises(BadResponse, match="more than 1000 bytes"):
         embed(["x"])
-    embed._wire.close()
+    embed._transport.close()
 
 
 def test_names_lead_where_models_names_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,5 +136,5 @@ def test_a_memory_asks_its_endpoint_and_gets_by_without_it(provider: Provider) -
     assert service.failure is not None
     assert KEY not in service.describe()
     assert isinstance(service._embed, Embeddings)
-    service._embed._wire.close()
+    service._embed._transport.close()
     assert issubclass(AuthenticationFailed, ProviderError)

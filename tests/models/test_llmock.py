@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import BadResponse, ContextTooLong, ProviderUnavailable, RequestRejected, StreamTruncated
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, ModelRequest, ToolSpec
-from models.conftest import NAMES, Ask, Sleepless, last
+from tests.models.conftest import NAMES, Ask, Sleepless, last
 
 HI = ModelRequest(messages=[Message.user("Say something long enough to be cut.")])
 TOOL = ToolSpec(
@@ -22,7 +22,7 @@ TOOL = ToolSpec(
 
 @pytest.fixture
 def model(llmock: Any, wire: str) -> Iterator[LanguageModel]:
-    made = LanguageModel(wire, NAMES[wire], ids=Sleepless())  # llmock sets the provider's variables
+    made = LanguageModel(wire, NAMES[wire], clock=Sleepless())  # llmock sets the provider's variables
     assert "127.0.0.1" in made.endpoint().base_url
     yield made
     made.close()

@@ -9,11 +9,11 @@ import pytest
 
 from holdfast.errors import InvalidArgument, NotJSON, ProviderUnavailable, RequestRejected
 from holdfast.log.messages import File, Image, Message, Text, Thinking, ToolCall
+from holdfast.log.repair import UNKNOWN_OUTCOME
 from holdfast.models import Done, ModelRequest, ToolSpec, openai
-from holdfast.models.base import UNKNOWN_OUTCOME
 from holdfast.models.endpoint import Dialect, Endpoint
 from holdfast.models.registry import PROVIDERS
-from models.frames import Say, data
+from tests.models.frames import Say, data
 
 OPENAI = Endpoint(
     provider="openai",

@@ -11,8 +11,8 @@ from holdfast.errors import AuthenticationFailed, InvalidArgument
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, Model, ModelRequest
 from holdfast.models.registry import PROVIDERS, context_window_of, parse_name
-from models.conftest import KEY, Ask, last
-from models.server import Provider
+from tests.models.conftest import KEY, Ask, last
+from tests.models.server import Provider
 
 HI = ModelRequest(messages=[Message.user("hi")])
 
@@ -21,7 +21,7 @@ HI = ModelRequest(messages=[Message.user("hi")])
 def no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_MODEL", raising=False)
     for row in PROVIDERS.values():
-        for name in (*row.keys, row.url):
+        for name in (*row.key_variables, row.url_variable):
             monkeypatch.delenv(name, raising=False)
 
 
@@ -86,7 +86,7 @@ def test_a_missing_key_is_told_with_the_first_call_and_by_name(name: str, ask: A
     if not PROVIDERS[name].needs_key:
         assert model.endpoint().api_key is None
         return
-    with pytest.raises(AuthenticationFailed, match=PROVIDERS[name].keys[0]):
+    with pytest.raises(AuthenticationFailed, match=PROVIDERS[name].key_variables[0]):
         ask(model, HI)
 
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import AgentError, InvalidArgument, ProviderUnavailable, RateLimited, ScriptExhausted
 from holdfast.log.messages import Message, Text, Thinking, ToolCall
 from holdfast.models import LanguageModel, ModelEvent, ModelRequest, Usage, call, error
-from models.conftest import Ask, last
+from tests.models.conftest import Ask, last
 
 HI = ModelRequest(messages=[Message.user("hi")])
 

@@ -18,9 +18,9 @@ from pydantic import TypeAdapter
 from holdfast.log.messages import File, Image, Message, Thinking, ToolCall
 from holdfast.models import LanguageModel, ModelRequest, ToolSpec, anthropic, openai
 from holdfast.models.endpoint import Endpoint
-from models.conftest import KEY, last
-from models.frames import Say
-from models.server import Provider, failing
+from tests.models.conftest import KEY, last
+from tests.models.frames import Say
+from tests.models.server import Provider, failing
 
 FULL = Say(text="I look.", thinking="Hm?", calls=[("call_a", "look", '{"what": "té"}'), ("call_b", "look", "{}")])
 LOOK = {"type": "object", "properties": {"what": {"type": "string"}}}

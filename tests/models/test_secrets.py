@@ -12,10 +12,10 @@ import pytest
 from holdfast.errors import AgentError, InvalidArgument, ProviderError
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, ModelRequest
-from holdfast.models.provider_errors import quoted
-from models.conftest import KEY, Ask, Sleepless
-from models.frames import Say, data
-from models.server import Answer, Provider, broken, corrupt, erring, failing
+from holdfast.models.provider_errors import quote_message
+from tests.models.conftest import KEY, Ask, Sleepless
+from tests.models.frames import Say, data
+from tests.models.server import Answer, Provider, broken, corrupt, erring, failing
 
 SAID = "the-patient-has-migraines"
 HI = ModelRequest(messages=[Message.user(SAID)])
@@ -66,7 +66,7 @@ def test_no_fault_tells_the_key(
     provider: Provider, wire: str, ask: Ask, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    model = LanguageModel(wire, "m", api_key=KEY, base_url=f"{provider.url}/v1", ids=Sleepless(), max_retries=1)
+    model = LanguageModel(wire, "m", api_key=KEY, base_url=f"{provider.url}/v1", clock=Sleepless(), max_retries=1)
     provider.then(fault, fault)
     with pytest.raises(ProviderError) as caught:
         ask(model, HI)
@@ -105,9 +105,9 @@ def test_a_header_that_cannot_be_sent_is_not_shown(wire: str, value: str) -> Non
 
 
 def test_what_a_provider_says_is_quoted_safely() -> None:
-    assert quoted("temperature is not allowed", "sk-secret-key") == "temperature is not allowed"
-    assert quoted("your key sk-secret-key", "sk-secret-key") == ""
-    assert quoted("your key ends in cret-key", "sk-secret-key") == ""
-    assert quoted("found Bearer abcdefghijkl and AIzaSyA1234567890", None) == "found [removed] and [removed]"
-    assert quoted("two\nlines\x1b[31m", None) == "two lines?[31m"
-    assert len(quoted("x" * 5000, None)) == 300
+    assert quote_message("temperature is not allowed", "sk-secret-key") == "temperature is not allowed"
+    assert quote_message("your key sk-secret-key", "sk-secret-key") == ""
+    assert quote_message("your key ends in cret-key", "sk-secret-key") == ""
+    assert quote_message("found Bearer abcdefghijkl and AIzaSyA1234567890", None) == "found [removed] and [removed]"
+    assert quote_message("two\nlines\x1b[31m", None) == "two lines?[31m"
+    assert len(quote_message("x" * 5000, None)) == 300

@@ -12,8 +12,8 @@ import pytest
 from holdfast import Agent, Message, Session, tool
 from holdfast.flow import ParallelAgent, Router, SequentialAgent
 from holdfast.stores import MemoryStore
-from models.frames import Say
-from models.server import Provider, failing
+from tests.models.frames import Say
+from tests.models.server import Provider, failing
 
 NAMES = {"openai": "gpt-4o", "anthropic": "claude-sonnet-5"}
 PATHS = {"/chat/completions": "openai", "/v1/messages": "anthropic"}

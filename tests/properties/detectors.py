@@ -13,7 +13,8 @@ from hashlib import sha256
 from typing import Any
 
 from holdfast import Agent, Message, Session
-from holdfast.clock import FixedIds, arm
+from holdfast.clock import FixedClock
+from holdfast.crashpoints import arm_crashpoints
 from holdfast.errors import (
     AgentError,
     Conflict,
@@ -27,23 +28,18 @@ from holdfast.errors import (
     WrongKey,
 )
 from holdfast.log import chain, codec
-from holdfast.log.events import SALT, Draft, Row
+from holdfast.log.events import SALT_SIZE, Draft, Row
 from holdfast.policy.pruning import strategy_of
-from holdfast.prompt.compaction import plan_cut
+from holdfast.prompt.compaction import plan_prune
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.erasure import plan_redaction
-from holdfast.stores.lease import Claim, holder
+from holdfast.stores.lease import Claim, encode_holder
 from holdfast.testing import error
-from holdfast.testing.powerloss import survey
 from holdfast.worker.sweep import sweep
-from properties.fields import FIELDS
-from properties.game import Game
-from properties.keeping import History
-from properties.strings import CORPUS
-from properties.table import World
-from prove.audit import SQLiteBackdoor, altered, altered_export, places
-from prove.models import (
+from tests.kit.power_loss import survey
+from tests.proofs.audit import SQLiteBackdoor, altered, altered_export, places
+from tests.proofs.models import (
     carried,
     database,
     directory,
@@ -54,6 +50,11 @@ from prove.models import (
     snapshots_every,
     unexplained,
 )
+from tests.properties.compliance import History
+from tests.properties.fields import FIELDS
+from tests.properties.game import Game
+from tests.properties.strings import CORPUS
+from tests.properties.table import World
 
 
 def _game(seed: int) -> list[str]:
@@ -141,10 +142,10 @@ def _tampering(seed: int) -> list[str]:
     store = MemoryStore()
     session = Session("s", store=store)
     session.add_messages([Message.user(text) for text in "abc"])
-    rows = [Row(*row.columns()) for row in store.read(session._log)]
+    rows = [Row(*row.columns()) for row in store.read(session.log)]
     rows[1].body = (rows[1].body or b"").replace(b'"a"', b'"X"')
-    rows[1].hash = chain.link(rows[0].hash, rows[1]) or b""
-    verdict = chain.verify(session._log.origin, rows)
+    rows[1].hash = chain.next_hash(rows[0].hash, rows[1]) or b""
+    verdict = chain.verify(session.log.origin, rows)
     return [] if verdict.first_bad == 3 else [f"an altered event was not noticed: {verdict}"]
 
 
@@ -154,7 +155,7 @@ def _salts(seed: int) -> list[str]:
             session = Session("s", store=store)
             session.add_message(Message.user("same"))
             session.add_message(Message.user("same"))
-            salts = [row.body[:SALT] for row in store.read(session._log, 2) if row.body]
+            salts = [row.body[:SALT_SIZE] for row in store.read(session.log, 2) if row.body]
             if len(set(salts)) != len(salts):
                 return [f"{store!r}: the same text has the same commitment"]
     return []
@@ -220,7 +221,7 @@ def _rivals(seed: int) -> list[str]:
         sessions[0].close()
         sessions[1].reopen()
         sessions[0].pause()
-        log, claim = sessions[0]._log, Claim(holder=holder("me"), seconds=100)
+        log, claim = sessions[0].log, Claim(holder=encode_holder("me"), seconds=100)
         note = Draft(type="state.set", data={"name": "n", "value": 1})
         epoch = mine.append(log, [], claim=claim).epoch
         mine.append(log, [note], epoch=epoch)
@@ -291,16 +292,18 @@ def _stale_plans(seed: int) -> list[str]:
         for store in stores:
             session = Session("s", store=store)
             session.add_messages([Message.user(f"text {number}") for number in range(9)])
-            plan = plan_cut(store, session._log, store.head(session._log), strategy_of("keep_last_3"))
+            plan = plan_prune(store, session.log, store.head(session.log), strategy_of("keep_last_3"))
             session.clear()
-            found += _not_refused(ViewChanged, lambda s=session, p=plan: s.store.append(s._log, p.drafts()))  # type: ignore[misc]
+            found += _not_refused(ViewChanged, lambda s=session, p=plan: s.store.append(s.log, p.drafts()))  # type: ignore[misc]
             other = Session("other", store=store)
             other.add_messages([Message.user(f"text {number}") for number in range(9)])
             for number, meanwhile in enumerate((lambda s=other: s.prune("summarize_old", threshold=3), other.fork)):  # type: ignore[misc]
-                holder, burial = plan_redaction(store, other._log, 3 + number)
+                holder, burial = plan_redaction(store, other.log, 3 + number)
                 meanwhile()
-                draft = Draft(type="event.redacted", data={"seq": 3 + number, "reason": "x", **burial.record(holder)})
-                found += _not_refused(Conflict, lambda s=store, h=holder, d=draft, b=burial: s.bury(h, [d], b))  # type: ignore[misc]
+                draft = Draft(
+                    type="event.redacted", data={"seq": 3 + number, "reason": "x", **burial.record_data(holder)}
+                )
+                found += _not_refused(Conflict, lambda s=store, h=holder, d=draft, b=burial: s.apply_erasure(h, [d], b))  # type: ignore[misc]
     return found
 
 
@@ -338,22 +341,22 @@ def _guards(seed: int) -> list[str]:
 def _swept_too_early(store: Store) -> list[str]:
     """Sessions that come to life between the look of a sweep and its act, or that are at work when it looks."""
     past = store.for_tenant("past")
-    past.ids = clock = FixedIds(start=1_700_000_000_000_000)
+    past.clock = clock = FixedClock(start=1_700_000_000_000_000)
     for name in ("used", "at work"):
         Session(name, store=past, retention={"ttl_days": 1})
     used, busy = Session.open("used", store=past), Session.open("at work", store=past)
     clock.time += 5 * 86_400_000_000
-    past.append(busy._log, [], claim=Claim(holder=holder("me"), seconds=1e6))
+    past.append(busy.log, [], claim=Claim(holder=encode_holder("me"), seconds=1e6))
 
     def wake(name: str) -> None:
         if name == "sweep planned":
             used.add_message(Message.user("alive"))
 
-    arm(wake)
+    arm_crashpoints(wake)
     try:
         sweep(past)
     finally:
-        arm(None)
+        arm_crashpoints(None)
     return [f"{store!r}: {name!r} was swept" for name in ("used", "at work") if not past.exists(name)]
 
 
@@ -366,12 +369,12 @@ def _sealed(seed: int) -> list[str]:
             session = Session("s", store=store)
             session.add_messages([Message.user("mine"), Message.user("yours")])
             door = SQLiteBackdoor(home / "log.db")
-            kept = door.take(session._log.number)
+            kept = door.take(session.log.number)
             rows = list(kept.rows)
             rows[1] = rows[1]._replace(body=rows[2].body)
-            door.put(session._log.number, replace(kept, rows=tuple(rows)))
+            door.put(session.log.number, replace(kept, rows=tuple(rows)))
             found += _not_refused(WrongKey, lambda: session.messages)
-            door.put(session._log.number, kept)
+            door.put(session.log.number, kept)
             store.rotate_key(new)
         found += _not_refused(WrongKey, lambda: SQLiteStore(home / "log.db", key=key).close())
         with SQLiteStore(home / "log.db", key=new) as store:

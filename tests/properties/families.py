@@ -118,10 +118,10 @@ class Family:
             self.append(self.members[0])
 
     def adopt(self, session: Session, parent: Member | None = None, at: int = 0) -> None:
-        member = Member(session, lines={session._log.uid} | (parent.lines if parent else set()))
+        member = Member(session, lines={session.log.uid} | (parent.lines if parent else set()))
         if parent is not None:
             try:
-                member.past = [row.hash for row in self.store.read(session._log, 1, at)]
+                member.past = [row.hash for row in self.store.read(session.log, 1, at)]
             except SessionNotFound:
                 self.check(session.id in self.doomed, f"fork {session.id!r} vanished")
         self.members.append(member)
@@ -154,10 +154,10 @@ class Family:
     def append(self, member: Member, share: float = 0.0, name: str = "") -> None:
         number = next(self._texts)
         text, session = f"text {number}", member.session
-        late = session._log.uid in self.gone
+        late = session.log.uid in self.gone
         extra = [File(data=text.encode(), media_type="x/y")] if number % 3 == 0 else []
         seq = session.add_messages([Message.user(text, *extra)], once=text if number % 2 else None)
-        self.acknowledged.append((session._log.uid, seq, text))
+        self.acknowledged.append((session.log.uid, seq, text))
         self.check(not late, f"an append to {session.id!r} came after its deletion and was taken")
 
     def fork(self, member: Member, share: float, name: str) -> None:
@@ -167,7 +167,7 @@ class Family:
             fork = member.session.fork(name, at=at)
         except SessionExists:
             return
-        self.adopt(fork, member, fork._log.base)
+        self.adopt(fork, member, fork.log.base)
 
     def clear(self, member: Member, share: float, name: str) -> None:
         member.session.clear()
@@ -183,8 +183,8 @@ class Family:
 
     def recreate(self, member: Member, share: float, name: str) -> None:
         session = Session(name, store=self.store)
-        known = {one.session._log.uid for one in self.members}
-        if session._log.uid not in known and session._log.parent is None:
+        known = {one.session.log.uid for one in self.members}
+        if session.log.uid not in known and session.log.parent is None:
             self.adopt(session)
 
     def delete(self, member: Member, share: float, name: str) -> None:
@@ -206,7 +206,7 @@ class Family:
         """After all threads have ended: what lives is whole, what died is dead."""
         for member in self.members:
             session = member.session
-            if not self.is_alive(session._log):
+            if not self.is_alive(session.log):
                 self.check(session.id in self.doomed, f"{session.id!r} is gone, but nobody deleted it")
                 self._dead(member)
             else:
@@ -224,13 +224,13 @@ class Family:
                 pass
 
     def _whole(self, member: Member) -> None:
-        session, log = member.session, member.session._log
+        session, log = member.session, member.session.log
         verdict = session.verify()
         self.check(bool(verdict), f"{session.id!r}: {verdict}")
         rows = self.store.read(log)
         self.check([row.seq for row in rows] == list(range(1, session.head + 1)), f"{session.id!r} has gaps")
         self.check([row.hash for row in rows[: len(member.past)]] == member.past, f"{session.id!r}: its past changed")
-        kept, folded = self.store.head(log).view, self.store.rebuilt_view(log).to_bytes()
+        kept, folded = self.store.head(log).view, self.store.rebuild_view(log).to_bytes()
         self.check(kept == folded, f"{session.id!r}: the view is not the fold")
         texts = {row.seq: Event(row).data for row in rows if row.type == "message.added"}
         said = {(seq, _text(data)) for seq, data in texts.items()}
@@ -248,7 +248,7 @@ class Family:
         while names:
             self.store.delete(names.pop())
             for member in self.members:
-                if self.is_alive(member.session._log):
+                if self.is_alive(member.session.log):
                     self._whole(member)
         for what, rows in left_over(self.store):
             self.failures.append(f"{rows} {what} are left although every session was deleted")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from properties.moves import Moves
-from properties.questions import Questions
-from properties.table import Difference
-from properties.turning import Turning
+from tests.properties.moves import Moves
+from tests.properties.questions import Questions
+from tests.properties.table import Difference
+from tests.properties.turning import Turning
 
 __all__ = ["Difference", "Game"]
 

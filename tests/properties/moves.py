@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from holdfast import Message, Session
-from properties.model import Happened, Point, Refused, Told
-from properties.table import ANY, GONE, KEYS, NAMES, STATE, WORDS, Table, World, said
+from tests.properties.model import Happened, Point, Refused, Told
+from tests.properties.table import ANY, GONE, KEYS, NAMES, STATE, WORDS, Table, World, said
 
 SCOPES = ("session", "session", "user", "app", "temp")
 MOVES = {
@@ -246,7 +246,7 @@ class Moves(Table):
             session = world.held[place]
             if move == "resume" and held.told.now.turn is not None:  # would go on to finish the turn with a model
                 moves = session.status in ("paused", "closed", "archived")
-                return session._move("session.resumed", None, None) if moves else None
+                return session._change_status("session.resumed", None, None) if moves else None
             return getattr(session, move)()
 
         self.act(f"{move}()", act, expected)

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast import Session
-from properties.model import Refused
-from properties.table import GONE, STATE, WORDS, Table, World, as_heard, heard
+from tests.properties.model import Refused
+from tests.properties.table import GONE, STATE, WORDS, Table, World, as_heard, heard
 
 SCOPES = ("session", "user", "app", "temp")
 
@@ -71,9 +71,9 @@ class Questions(Table):
         if rng.random() < 0.5:
             asked["types"] = rng.choice(("message.added", ["state.set", "turn.started"]))
         if rng.random() < 0.3:
-            start = self.worlds[0].store.ids.now()
+            start = self.worlds[0].store.clock.now()
             for world in self.worlds[1:]:
-                world.store.ids.now()
+                world.store.clock.now()
             asked["since"] = datetime.fromtimestamp((start - rng.randint(0, 200_000)) / 1e6, UTC)
         self.act(f"events({asked})", lambda world: world.held[place].events(**asked))
 

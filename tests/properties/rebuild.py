@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.log.events import MESSAGE_TYPES, Event, message_data
-from holdfast.log.messages import from_data
+from holdfast.log.messages import message_from_data
 from holdfast.log.named_values import NAMED_FIELDS, names_of, value_of
 from holdfast.log.search_words import words
 from holdfast.log.view import View
@@ -32,7 +32,7 @@ def complaints(store: Store, log: Log, *, past: bool = True) -> Iterator[str]:
         refs |= {name: ref for name, _, ref in names_of(event.seq, event.type, event.data)}
         if past or event is events[-1]:
             yield from _at(store, log, event.seq, view, refs)
-    if store.head(log).view != view.to_bytes() or store.rebuilt_view(log).to_bytes() != view.to_bytes():
+    if store.head(log).view != view.to_bytes() or store.rebuild_view(log).to_bytes() != view.to_bytes():
         yield f"{log.id}: the view at the head is not the fold"
     yield from _row(store, log, view, refs, events)
     yield from _found(store, log, view, events)
@@ -94,7 +94,7 @@ def _found(store: Store, log: Log, view: View, events: list[Event]) -> Iterator[
     for first, last in view.visible:
         for event in events[first - 1 : last or None]:
             if event.type in MESSAGE_TYPES:
-                said[event.seq] = set(words(from_data(message_data(event), lambda _: b"").text))
+                said[event.seq] = set(words(message_from_data(message_data(event), lambda _: b"").text))
     if store.count(log, view.visible) != len(said):
         yield f"{log.id}: counts {store.count(log, view.visible)} messages, there are {len(said)}"
     for word in sorted(set().union(*said.values())):

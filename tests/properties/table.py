@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import File, Image, Message, Session
-from holdfast.clock import FixedIds
+from holdfast.clock import FixedClock
 from holdfast.errors import AgentError, SessionBusy
 from holdfast.log.events import Event
 from holdfast.log.messages import Text, Thinking, ToolCall
 from holdfast.log.view import View
 from holdfast.stores.base import Log, Store
-from properties.model import Refused, Said, Shelf, Told
+from tests.properties.model import Refused, Said, Shelf, Told
 
 NAMES = ("alpha", "beta", "gamma", "Ünïcode id", "e-5")
 OWNERS = (None, "u1", "ü/2")
 WORDS = ("apple", "Pear", "zebra", "naïve", "Straße", "日本", "x1")  # no two share a word of the index
 KEYS = ("k1", "k2", "ключ")
 STATE = ("a", "b", "c/d", "é", " ")
-EVENT = ("seq", "at", "type", "v", "run", "branch", "author", "actor", "body", "tomb", "hash", "data")
+EVENT = ("seq", "at", "type", "v", "run", "branch", "author", "actor", "body", "tombstone", "hash", "data")
 ANY = object()
 GONE = "session_not_found"
 
@@ -98,7 +98,7 @@ class Table:
         self.worlds = []
         for store in stores:
             bound = store.for_tenant(f"t{seed}-{episode}")
-            bound.ids = FixedIds(start=1_700_000_000_000_000 + episode * 10_000_000_000)
+            bound.clock = FixedClock(start=1_700_000_000_000_000 + episode * 10_000_000_000)
             self.worlds.append(World(bound))
         self.shelf = Shelf()
         self.held: list[Held] = []
@@ -122,7 +122,7 @@ class Table:
         for world, outcome in zip(self.worlds[1:], outcomes[1:], strict=True):
             if outcome != outcomes[0]:
                 raise self.difference(f"{self.worlds[0].name} {outcomes[0]!r} but {world.name} {outcome!r}")
-        drawn = {world.name: (world.store.ids.time, world.store.ids._count) for world in self.worlds}  # type: ignore[attr-defined]
+        drawn = {world.name: (world.store.clock.time, world.store.clock._count) for world in self.worlds}  # type: ignore[attr-defined]
         if len(set(drawn.values())) > 1:
             raise self.difference(
                 f"after {outcomes[0]!r} they have taken different times or salts from the world: {drawn}"
@@ -268,7 +268,7 @@ def everything(kind: str, id: str, world: World) -> Any:
 
 
 def _export(store: Store, log: Log) -> str:
-    return Session._of(store, log).export()
+    return Session.on_log(store, log).export()
 
 
 def _seen(name: str, world: World) -> Any:

@@ -10,10 +10,10 @@ import pytest
 from holdfast import Message, Session
 from holdfast.errors import ViewChanged
 from holdfast.policy.pruning import strategy_of
-from holdfast.prompt.compaction import plan_cut
+from holdfast.prompt.compaction import plan_prune
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.base import Store
-from properties.keeping import History, Wrong
+from tests.properties.compliance import History, Wrong
 
 PLAIN = "2026/2"  # begins with a session that may be pruned
 SEEDS = ("2026/2", "2026/13", "2026/19", "2026/97", "1/29", "2/26", "3/6", "3/15", "4/67", "7/3", "7/17", "7/45")
@@ -74,18 +74,18 @@ class TestPlansThatCameTooLate:
     def test_a_summary_of_what_was_redacted_meanwhile_is_refused(self, store):
         session = Session("s", store=store)
         session.add_messages([Message.user(f"secret {number}") for number in range(9)])
-        plan = plan_cut(store, session._log, store.head(session._log), strategy_of("summarize_old", threshold=3))
+        plan = plan_prune(store, session.log, store.head(session.log), strategy_of("summarize_old", threshold=3))
         session.redact(3, reason="asked to")
         with pytest.raises(ViewChanged):
-            store.append(session._log, plan.drafts())
+            store.append(session.log, plan.drafts())
 
     def test_also_in_a_fork_of_where_it_was_redacted(self, store):
         parent = Session("p", store=store)
         parent.add_messages([Message.user(f"secret {number}") for number in range(9)])
         fork = parent.fork("f")
-        plan = plan_cut(store, fork._log, store.head(fork._log), strategy_of("summarize_old", threshold=3))
+        plan = plan_prune(store, fork.log, store.head(fork.log), strategy_of("summarize_old", threshold=3))
         parent.redact(3, reason="asked to")
         with pytest.raises(ViewChanged):
-            store.append(fork._log, plan.drafts())
+            store.append(fork.log, plan.drafts())
         fork.prune("summarize_old", threshold=3)
         assert "secret 1" not in fork.export()

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.stores import MemoryStore, SQLiteStore
-from holdfast.stores import append as plan
-from properties.game import Game
-from properties.rebuild import complaints, complaints_without_caches
+from holdfast.stores import MemoryStore, SQLiteStore, append
+from tests.properties.game import Game
+from tests.properties.rebuild import complaints, complaints_without_caches
 
 
 @settings(max_examples=10)
@@ -21,7 +20,7 @@ def test_every_projection_is_what_the_events_say(
 ) -> None:
     path: Path = tmp_path_factory.mktemp("rebuild") / "log.db"
     with pytest.MonkeyPatch.context() as patch, SQLiteStore(path) as sqlite:
-        patch.setattr(plan, "SNAPSHOT_EVERY", 7)  # short logs with many snapshots
+        patch.setattr(append, "SNAPSHOT_EVERY", 7)  # short logs with many snapshots
         game = Game([MemoryStore(), sqlite], seed, episode)
         game.play(120)
         for world in game.worlds:

@@ -21,7 +21,7 @@ from holdfast.log.events import Draft
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.document_store import DocumentStore
-from properties.families import left_over
+from tests.properties.families import left_over
 
 STARTED, FINISHED = Draft(type="turn.started", run="r"), Draft(type="turn.finished", run="r")
 
@@ -60,24 +60,24 @@ def test_nothing_is_left_of_a_family_that_was_deleted(store: Store, order: tuple
 
 def test_messages_cleared_during_a_turn_stay_cleared(store: Store) -> None:
     session = Session(store=store)
-    store.append(session._log, [STARTED])
+    store.append(session.log, [STARTED])
     session.add_message(Message.user("from outside"))
     session.clear()
-    store.append(session._log, [FINISHED])
+    store.append(session.log, [FINISHED])
     assert texts(session) == []
 
 
 def test_a_message_added_with_the_start_of_a_turn_is_in_the_past_view(store: Store) -> None:
     session = Session(store=store)
     outside = Draft(type="message.added", data={"role": "user", "text": "outside"})
-    last = store.append(session._log, [STARTED, outside]).last
+    last = store.append(session.log, [STARTED, outside]).last
     session.set_state("a", 1)
-    assert store.view(session._log, last).to_bytes() == store.view(session._log).to_bytes()
+    assert store.view(session.log, last).to_bytes() == store.view(session.log).to_bytes()
 
 
 def test_a_fork_before_an_open_turn_has_the_title_of_that_point(store: Store) -> None:
     session = Session(store=store, title="before", metadata={"n": 1})
-    store.append(session._log, [STARTED])
+    store.append(session.log, [STARTED])
     session.title, session.metadata = "meanwhile", {"n": 2}
     fork = session.fork()
     assert (fork.title, fork.metadata) == ("before", {"n": 1})
@@ -85,7 +85,7 @@ def test_a_fork_before_an_open_turn_has_the_title_of_that_point(store: Store) ->
 
 def test_a_fork_keeps_an_empty_title(store: Store) -> None:
     fork = Session(store=store, title="").fork()
-    assert fork.title == "" == store.value(fork._log, "title")
+    assert fork.title == "" == store.value(fork.log, "title")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
@@ -215,7 +215,7 @@ def batch(store: SQLiteStore, *jobs: Callable[[Any], Any]) -> list[BaseException
     followers = [threading.Thread(target=run, args=one) for one in enumerate(jobs)]
     for queued, thread in enumerate([leader, *followers]):
         thread.start()
-        while len(store.file._queue) != queued or not store.file._leading:
+        while len(store.file._queue) != queued or not store.file._has_leader:
             threading.Event().wait(0.001)
     gate.set()
     for thread in [leader, *followers]:
@@ -248,7 +248,7 @@ def test_a_failed_flush_in_a_batch_poisons_the_file(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "log.db") as store:
         raised = batch(store, fails, lambda db: None)
         assert isinstance(raised[0], StoreError)
-        assert store.file.poisoned
+        assert store.file.poison_reason
 
 
 def test_a_search_is_content_with_one_connection(database: str) -> None:
@@ -293,4 +293,4 @@ def test_bytes_of_a_session_deleted_meanwhile_are_not_called_corrupt(durable_sto
     digest = sha256(b"bytes").hexdigest()
     durable_store.delete(session.id)
     with pytest.raises(SessionNotFound):
-        durable_store.blob(session._log, digest)
+        durable_store.blob(session.log, digest)

@@ -7,9 +7,9 @@ from typing import Any
 from holdfast import Message
 from holdfast.log.events import Draft
 from holdfast.log.messages import Limits
-from holdfast.stores.lease import Claim, holder
-from properties.model import Happened
-from properties.table import KEYS, Held, Table, World, said
+from holdfast.stores.lease import Claim, encode_holder
+from tests.properties.model import Happened
+from tests.properties.table import KEYS, Held, Table, World, said
 
 ENDS = ("turn.finished", "turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
 LONG = 1e6  # seconds of a lease: its time is not compared
@@ -105,8 +105,8 @@ class Turning(Table):
 
         def act(world: World) -> dict[str, Any]:
             session = world.held[place]
-            taken = Claim(holder=holder("game"), seconds=LONG) if claim else None
-            found = world.store.append(session._log, drafts, claim=taken, once=once, **guards)
+            taken = Claim(holder=encode_holder("game"), seconds=LONG) if claim else None
+            found = world.store.append(session.log, drafts, claim=taken, once=once, **guards)
             return {name: getattr(found, name) for name in ("first", "last", "epoch", "repeated")}
 
         self.act(f"{what} {guards} {[draft.type for draft in drafts]}", act, expected)

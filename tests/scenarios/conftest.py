@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from client.serving import Serving
 from holdfast.stores.base import Store
-from kit.stores import open_kind
-from scenarios.served import Door, enter, reason_against
+from tests.kit.serving import Serving
+from tests.kit.stores import open_kind
+from tests.scenarios.served import Door, enter, reason_against
 
 KINDS = ("memory", "sqlite", "postgres", "documents", "server")
 
@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if reason is not None:
         pytest.skip(reason)
     found = open_kind("sqlite", request, tmp_path)
-    with Serving(found, work_roots=(str(tmp_path),)) as serving:
+    with Serving(found, listener=request.getfixturevalue("listener"), work_roots=(str(tmp_path),)) as serving:
         door = Door(serving, found)
         enter(door, request.module, monkeypatch)
         with door.client:

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from client.serving import TOKEN, Serving
 from holdfast.client import Client
 from holdfast.client.memory import RemoteMemory
 from holdfast.client.requests import Call
 from holdfast.client.session import RemoteSession
 from holdfast.stores.base import Log, Store
+from tests.kit.serving import TOKEN, Serving
 
 numbers = itertools.count()
 
@@ -37,7 +37,7 @@ class Door:
             store = door.store
 
             @property
-            def _log(self) -> Log:
+            def log(self) -> Log:
                 return door.store.require("session", self.id)
 
             def _agent_id(self, agent: Any) -> str | None:
@@ -50,11 +50,11 @@ class Door:
                 return holdfast.Session.open(self.id, store=door.store).prune(strategy, **options)
 
         class ServedClient(Client):
-            _kind = ServedSession
+            _session_class = ServedSession
 
         self.client = ServedClient(serving.url, token=TOKEN, timeout=60)
         self.asked = 0  # how often the client was used
-        wire, made = self.client._wire, self.client._wire._request
+        wire, made = self.client._transport, self.client._transport._request
 
         def counted(call: Call) -> dict[str, Any]:
             self.asked += 1
@@ -65,7 +65,7 @@ class Door:
 
     def known(self, agent: holdfast.Agent) -> str:
         """The id under which the server has an agent."""
-        for id, each in self.serving.server.catalog._code.items():
+        for id, each in self.serving.server.catalog._code_agents.items():
             if each is agent:
                 return id
         id = f"agent-{next(numbers)}"
@@ -133,7 +133,7 @@ def _memory_for(door: Door) -> Any:
             if store is not door.store or scope:  # a client's memory has no scope by default
                 return
             door.serving.server.memory = holdfast.Memory(service)
-            remote: Any = RemoteMemory(door.client._wire)
+            remote: Any = RemoteMemory(door.client._transport)
             for name in ("store", "recall", "search", "forget", "list"):
                 setattr(self, name, getattr(remote, name))
             self._remote = remote

@@ -31,8 +31,8 @@ from holdfast.errors import (
 from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
 from holdfast.testing import call, error
-from holdfast.testing.contract import together
-from scenarios.ways import WAYS, Ask, asking, resuming
+from holdfast.testing.contract import run_together
+from tests.scenarios.ways import WAYS, Ask, asking, resuming
 
 
 @pytest.fixture(params=WAYS)
@@ -87,8 +87,8 @@ def test_a_turn_with_a_tool_is_recorded_whole(store: Store, ask: Ask) -> None:
         "tool.returned", "model.called", "model.replied", "turn.finished",
     ]  # fmt: skip
     assert session.verify()
-    assert store.rebuilt_view(session._log) == store.view(session._log)
-    assert store.lease(session._log) is None
+    assert store.rebuild_view(session.log) == store.view(session.log)
+    assert store.lease(session.log) is None
 
 
 def test_a_turn_with_one_call_is_four_commits(store: Store, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_failed_turn_raises_and_leaves_the_messages_as_they_were(store: Store,
     assert [m.text for m in session.messages] == ["one", "first"]
     failed = session.events(types="turn.failed")[0]
     assert failed.data["error"]["code"] == "provider_unavailable"
-    assert store.lease(session._log) is None
+    assert store.lease(session.log) is None
     assert ask(session, "three").text == "after"
 
 
@@ -243,14 +243,14 @@ async def test_a_cancelled_task_cancels_the_turn_and_frees_the_session(store: St
     with pytest.raises(asyncio.CancelledError):
         await task
     assert types(session)[-1] == "turn.cancelled"
-    assert store.lease(session._log) is None
+    assert store.lease(session.log) is None
     assert (await session.run_async("again")).text == "next"
 
 
 def test_turns_of_two_threads_happen_one_after_the_other(store: Store) -> None:
     agent = Agent(provider="scripted", script=lambda request: f"answer to {request.messages[-1].text}")
     session = agent.session("shared", store=store)
-    together(*[lambda n=n: agent.session("shared", store=store).run(f"q{n}") for n in range(6)])  # type: ignore[misc]
+    run_together(*[lambda n=n: agent.session("shared", store=store).run(f"q{n}") for n in range(6)])  # type: ignore[misc]
     found = [message.text for message in session.messages]
     assert len(found) == 12
     for question, answer in zip(found[::2], found[1::2], strict=True):
@@ -419,7 +419,7 @@ def test_whatever_goes_wrong_with_a_call_is_told_to_the_model(store: Store, ask:
     errors = {id for id, message in results.items() if message.parts[0].is_error}  # type: ignore[union-attr]
     assert errors == {"1", "2", "3", "4", "5", "7"}
     cut = next(e for e in session.events(types="tool.returned") if e.data["call_id"] == "6")
-    assert store.blob(session._log, cut.data["whole"]) == b"x" * 100_000
+    assert store.blob(session.log, cut.data["whole"]) == b"x" * 100_000
 
 
 def test_a_tool_that_hangs_is_left_behind(store: Store, ask: Ask) -> None:
@@ -482,7 +482,7 @@ def test_an_approved_call_runs(store: Store, way: str) -> None:
     assert (response.status, response.text) == ("waiting", "")
     assert [(p.call_id, p.name, p.arguments) for p in response.pending] == [("c", "pay", {"cents": 5})]
     assert session.status == "waiting"
-    assert store.lease(session._log) is None
+    assert store.lease(session.log) is None
     with pytest.raises(ApprovalPending):
         asking(way)(session, "hello?")
     with pytest.raises(ApprovalPending):
@@ -595,7 +595,7 @@ def test_invalid_output_is_repaired_by_asking_again(store: Store, ask: Ask, way:
     assert [m.text for m in session.messages] == ["a point, please", '{"x": 1, "y": 2}']
     assert types(session).count("model.replied") == 3
     assert "not valid" in seen[0].messages[-1].text
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
 
 
 def test_output_that_stays_invalid_fails_the_turn(store: Store) -> None:
@@ -729,7 +729,7 @@ def test_what_the_model_was_sent_is_named_by_the_log(store: Store, ask: Ask) -> 
     ask(session, "b")
     calls = session.events(types="model.called")
     assert [(event.data["from"], event.data["upto"]) for event in calls] == [(2, 1), (3, 6)]
-    assert b"Be kind." in store.blob(session._log, calls[0].data["context"])
+    assert b"Be kind." in store.blob(session.log, calls[0].data["context"])
 
 
 # -- replay ----------------------------------------------------------------------------------------------------------
@@ -775,7 +775,7 @@ def test_a_bug_inside_a_turn_is_an_agent_error_and_the_turn_is_recorded_as_faile
         ask(session, "x")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert types(session)[-1] == "turn.failed"
-    assert store.lease(session._log) is None
+    assert store.lease(session.log) is None
 
 
 def test_a_decided_turn_is_resumed_and_not_overrun(store: Store, ask: Ask) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Memory, Message, Session, VectorMemoryService
+from holdfast import Agent, Memory, Message, Session, VectorMemoryService, tool
 from holdfast.flow import SequentialAgent
 from holdfast.models.base import ModelRequest
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from holdfast.tools import remember
-from scenarios.ways import WAYS, Ask, asking
+from tests.scenarios.ways import WAYS, Ask, asking
 
 
 @pytest.fixture(params=WAYS)
@@ -59,10 +59,10 @@ def test_what_is_remembered_about_the_question_is_put_before_the_model(store: St
 
 def test_an_agent_keeps_and_finds_things(store: Store, ask: Ask) -> None:
     memory = Memory(store=store)
-    keeping = Listening(call("remember", {"text": "Alice lives in Bremen", "key": "home"}), "Noted.")
+    keeping = Listening(call("save_memory", {"text": "Alice lives in Bremen", "key": "home"}), "Noted.")
     first = Agent(provider="scripted", script=keeping, memory=memory).session(store=store, user_id="alice")
     ask(first, "I live in Bremen now.")
-    assert sorted(spec.name for spec in keeping.requests[0].tools) == ["remember", "search_memory"]
+    assert sorted(spec.name for spec in keeping.requests[0].tools) == ["save_memory", "search_memory"]
     (home,) = memory.recall("home", user_id="alice")
     assert home.text == "Alice lives in Bremen"
     assert home.source is not None
@@ -83,8 +83,8 @@ def test_an_agent_keeps_and_finds_things(store: Store, ask: Ask) -> None:
 def test_a_memory_is_updated_and_does_not_pile_up(store: Store, ask: Ask) -> None:
     memory = Memory(store=store)
     model = Listening(
-        call("remember", {"text": "Alice likes green tea"}), "1",
-        call("remember", {"text": "Alice likes green tea."}), "2",
+        call("save_memory", {"text": "Alice likes green tea"}), "1",
+        call("save_memory", {"text": "Alice likes green tea."}), "2",
     )  # fmt: skip
     session = Agent(provider="scripted", script=model, memory=memory).session(store=store, user_id="alice")
     ask(session, "I like green tea")
@@ -118,7 +118,14 @@ def test_every_agent_of_a_flow_may_have_a_memory(store: Store, ask: Ask) -> None
     assert reviewer.told == []
 
 
-def test_a_tool_of_ones_own_with_the_same_name_stands() -> None:
-    agent = Agent(provider="echo", tools=[remember], memory=Memory(store=MemoryStore()))
+def test_the_tools_of_a_memory_stand_beside_the_facts_tool_and_yield_to_an_own_tool() -> None:
+    @tool
+    def save_memory(text: str) -> str:
+        """Save it elsewhere."""
+        return text
+
+    memory = Memory(store=MemoryStore())
+    agent = Agent(provider="echo", tools=[remember], memory=memory)
+    assert set(agent.tools) == {"remember", "save_memory", "search_memory"}
     assert agent.tools["remember"] is remember
-    assert set(agent.tools) == {"remember", "search_memory"}
+    assert Agent(provider="echo", tools=[save_memory], memory=memory).tools["save_memory"] is save_memory

@@ -29,7 +29,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.document_store import DocumentStore
 from holdfast.testing import call, error
 from holdfast.turn.stream_events import StreamEvent
-from scenarios.ways import WAYS, Ask, asking, resuming
+from tests.scenarios.ways import WAYS, Ask, asking, resuming
 
 NOT_SERVED = "flows are not served by name yet"
 
@@ -61,8 +61,8 @@ def sound(session: Session) -> None:
     """What must hold after anything: the chain verifies, the view is the fold, nobody holds the session."""
     store = session.store
     assert session.verify()
-    assert store.rebuilt_view(session._log) == store.view(session._log)
-    assert store.lease(session._log) is None
+    assert store.rebuild_view(session.log) == store.view(session.log)
+    assert store.lease(session.log) is None
 
 
 class Seen:

@@ -9,11 +9,16 @@ import pytest
 
 import holdfast
 from holdfast import Agent, Budget, Message, Session, tool
-from holdfast.errors import BudgetExceeded, HandoffLoop, InvalidArgument, ProviderUnavailable
+from holdfast.errors import (
+    BudgetExceeded,
+    HandoffLoop,
+    InvalidArgument,
+    ProviderUnavailable,
+)
 from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
 from holdfast.testing import call, error
-from scenarios.ways import WAYS, Ask, asking, resuming
+from tests.scenarios.ways import WAYS, Ask, asking, resuming
 
 
 @pytest.fixture(params=WAYS)
@@ -43,8 +48,8 @@ def sound(session: Session) -> None:
     """What must hold after anything: the chain verifies, the view is the fold, nobody holds the session."""
     store = session.store
     assert session.verify()
-    assert store.rebuilt_view(session._log) == store.view(session._log)
-    assert store.lease(session._log) is None
+    assert store.rebuild_view(session.log) == store.view(session.log)
+    assert store.lease(session.log) is None
 
 
 class Seen:

@@ -20,6 +20,7 @@ from holdfast.errors import (
 )
 from holdfast.log.messages import Text, Thinking, ToolCall, ToolResult
 from holdfast.stores.base import Store
+from tests.scenarios.ways import store_does_not_matter
 
 
 def texts(messages: list[Message]) -> list[str]:
@@ -55,6 +56,7 @@ def test_generated_ids_sort_by_time(store: Store) -> None:
     assert len(set(made)) == 5
 
 
+@store_does_not_matter
 @pytest.mark.parametrize("bad", ["", "a/b", ".", "..", "x" * 129, "a\nb", "a\0b", "\u202e", 7, b"x", "\ud800"])
 def test_a_bad_id_is_refused_and_nothing_is_stored(store: Store, bad: object) -> None:
     with pytest.raises(InvalidId) as caught:
@@ -239,6 +241,7 @@ def test_a_key_makes_sending_twice_the_same_as_once(store: Store) -> None:
     assert texts(session.messages) == ["pay"]
 
 
+@store_does_not_matter
 @pytest.mark.parametrize(
     ("message", "error"),
     [

@@ -22,9 +22,9 @@ from holdfast.models.base import Done, ModelEvent, ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores.base import Store
 from holdfast.testing import call, error
-from holdfast.testing.contract import together
+from holdfast.testing.contract import run_together
 from holdfast.tools import remember
-from scenarios.ways import WAYS, Ask, asking, resuming
+from tests.scenarios.ways import WAYS, Ask, asking, blocking_only, resuming, store_does_not_matter
 
 Do = Callable[..., Any]
 
@@ -207,7 +207,7 @@ def test_the_log_and_the_export_still_hold_everything(
     exported = do(session, "export", format="jsonl")
     assert all(f'"message {number}"' in exported for number in range(1, 31))
     assert do(session, "verify")
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
 
 
 @strategies
@@ -239,7 +239,7 @@ def test_an_undo_restores_what_a_prune_took(store: Store, do: Do, strategy: str,
     assert session.events(types="view.unpruned")[0].actor == "ops"
     session.add_message(Message.user("and after"))
     assert said(session)[-2:] == ["since then", "and after"]
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
 
 
 def test_prunes_are_undone_one_by_one(store: Store) -> None:
@@ -313,7 +313,7 @@ def test_pruning_during_a_turn_elsewhere_loses_nothing_of_the_turn(
     assert len(session) < 20
     assert session.undo_prune()
     assert said(session) == [*texts(numbered(30)), "tell me", "a long story", "from outside"]
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
 
 
 def test_what_was_pruned_is_not_found_and_not_in_documents_but_comes_back(store: Store, do: Do) -> None:
@@ -356,11 +356,11 @@ def test_pruning_while_others_write_loses_nothing(store: Store) -> None:
             if count % 4 == 3:
                 session.prune("summarize_old", threshold=3)
 
-    together(*[lambda number=number: work(number) for number in range(threads)])
+    run_together(*[lambda number=number: work(number) for number in range(threads)])
     session = Session.open("busy", store=store)
     everything = {f"message {number}-{count}" for number in range(threads) for count in range(8)}
     assert {event.data["text"] for event in session.events(types="message.added", limit=None)} == everything
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
     while session.undo_prune():
         assert len(said(session)) == len(set(said(session)))
     assert {text for text in said(session) if text.startswith("message")} == everything
@@ -437,7 +437,7 @@ def test_a_long_life_shows_what_it_should(store: Store, seed: int) -> None:
     for event in calls:
         context = life.session.context(call=event.seq)
         assert as_sent(context.messages) == as_sent(sent[context.messages[-1].text].messages)
-    assert store.rebuilt_view(life.session._log) == store.view(life.session._log)
+    assert store.rebuild_view(life.session.log) == store.view(life.session.log)
     assert life.session.verify()
 
 
@@ -473,6 +473,8 @@ def test_a_function_cannot_split_an_exchange_or_drop_the_opening(store: Store, d
     assert orphans(session.messages) == []
 
 
+@store_does_not_matter
+@blocking_only
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -494,6 +496,11 @@ def test_a_function_that_gives_something_else_is_a_clear_error(store: Store, do:
     assert session.head == head
 
 
+def keep_all(messages: list[Message]) -> list[Message]:
+    return messages
+
+
+@store_does_not_matter
 @pytest.mark.parametrize(
     "options",
     [
@@ -516,11 +523,11 @@ def test_a_function_that_gives_something_else_is_a_clear_error(store: Store, do:
         {"strategy": "token_budget", "max_tokens": 0},
         {"strategy": "keep_last_5", "window_size": 5},
         {"strategy": "keep_important", "max_tokens": 5},
-        {"strategy": lambda messages: messages, "threshold": 5},
+        {"strategy": keep_all, "threshold": 5},
         {"strategy": "keep_last_5", "actor": 3},
         {"strategy": "keep_last_5", "actor": ""},
     ],
-    ids=str,
+    ids=lambda options: " ".join(f"{name}={getattr(each, '__name__', repr(each))}" for name, each in options.items()),
 )
 def test_bad_parameters_are_argument_errors(store: Store, options: dict[str, Any]) -> None:
     session = long_talk(store, 12)
@@ -792,7 +799,7 @@ def test_a_log_that_is_summarized_as_it_grows_grows_evenly(store: Store) -> None
         session.add_message(Message.user(f"message {number} " + "m" * 40))
         assert len(session) <= 11
         if number % 100 == 0:
-            stored.append(sum(len(row.body or b"") for row in store.walk(session._log, 1, session.head)))
+            stored.append(sum(len(row.body or b"") for row in store.walk(session.log, 1, session.head)))
             assert len(session.messages[0].text) < 20_000
     assert stored[2] - stored[1] < 1.5 * (stored[1] - stored[0])
 
@@ -907,7 +914,7 @@ def test_the_policy_of_a_session_makes_room_inside_the_turn(store: Store, ask: A
     compacted = session.events(limit=None)[first]
     assert (compacted.data["strategy"], compacted.run is not None) == ("summarize_old", True)
     assert session.usage.input_tokens > sum(size_of(request) for request in turns)
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
 
 
 def test_the_summary_is_still_sent_after_many_turns(store: Store) -> None:
@@ -970,7 +977,7 @@ def test_turns_compact_while_others_prune_and_write(store: Store) -> None:
             with contextlib.suppress(TurnOpen):
                 session.undo_prune()
 
-    together(lambda: ask_on("one"), lambda: ask_on("two"), prune_on)
+    run_together(lambda: ask_on("one"), lambda: ask_on("two"), prune_on)
     session = Session.open("busy", store=store)
     logged = str([event.data for event in session.events(types=["message.added", "model.replied"], limit=None)])
     assert all(f"{name} {number} " in logged for name in ("one", "two") for number in range(4))
@@ -982,7 +989,7 @@ def test_turns_compact_while_others_prune_and_write(store: Store) -> None:
     for event in session.events(types="model.called", limit=None):
         context = session.context(call=event.seq)
         assert as_sent(context.messages) == as_sent(by_question[context.messages[-1].text].messages)
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
     assert session.verify()
 
 
@@ -1026,7 +1033,7 @@ def test_a_prompt_that_is_too_long_is_shortened_and_tried_once_more(store: Store
     assert seen[2].messages[-1].text == "two"
     assert said(session)[-4:] == ["one", "fine", "two", "now it fits"]
     assert "turn.failed" not in types(session)
-    assert store.rebuilt_view(session._log) == store.view(session._log)
+    assert store.rebuild_view(session.log) == store.view(session.log)
 
 
 def test_a_prompt_that_stays_too_long_is_an_error(store: Store, ask: Ask) -> None:
@@ -1199,6 +1206,8 @@ def test_context_of_a_call_of_a_turn_with_an_approval(store: Store, do: Do) -> N
         assert as_sent(do(session, "context", call=event.seq).messages) == as_sent(request.messages)
 
 
+@store_does_not_matter
+@blocking_only
 @pytest.mark.parametrize("bad", [0, -1, 1, 10_000, 2**40, True, "3", 2.5])
 def test_a_bad_number_of_a_call_is_a_clear_error(store: Store, do: Do, bad: Any) -> None:
     session = listening("fine")[0].session(store=store)
@@ -1343,7 +1352,7 @@ def test_a_successor_starts_from_the_brief(store: Store, do: Do, ask: Ask) -> No
     ask(heir, "Go on", agent=agent)
     assert texts(seen[0].messages) == [brief, "Go on"]
     assert "use PostgreSQL" in "".join(seen[0].system_texts)
-    assert store.value(heir._log, "budget") == store.value(session._log, "budget")
+    assert store.value(heir.log, "budget") == store.value(session.log, "budget")
     assert heir.verify()
     assert said(do(heir, "successor"))[0].startswith("# Brief of session new")
 

@@ -21,8 +21,8 @@ from holdfast.errors import (
 from holdfast.log.events import Draft
 from holdfast.stores.base import Store
 from holdfast.testing import call
-from holdfast.testing.contract import together
-from scenarios.ways import WAYS, asking
+from holdfast.testing.contract import run_together
+from tests.scenarios.ways import WAYS, asking
 
 
 def test_state_in_four_scopes(store: Store) -> None:
@@ -57,7 +57,7 @@ def test_update_state_is_atomic(store: Store) -> None:
         for _ in range(10):
             session.update_state("visits", lambda n: (n or 0) + 1, scope="user")
 
-    together(*[lambda session=session: visit(session) for session in sessions])  # type: ignore[misc]
+    run_together(*[lambda session=session: visit(session) for session in sessions])  # type: ignore[misc]
     assert sessions[0].get_state("visits", scope="user") == 40
     assert sessions[0].update_state("own", lambda n: (n or 0) + 5) == 5
     assert sessions[0].update_state("t", lambda n: [*(n or []), 1], scope="temp") == [1]
@@ -206,13 +206,13 @@ def test_a_fork_inside_a_turn_is_a_fork_before_it(store: Store) -> None:
         Draft(type="turn.started", run="r"),
         Draft(type="message.added", run="r", data={"role": "user", "text": "q"}),
     ]
-    store.append(session._log, drafts)
+    store.append(session.log, drafts)
     session.set_state("x", 1)
     assert [message.text for message in session.fork().messages] == ["before"]
     assert session.fork().state == {}
     with pytest.raises(TurnOpen):
         session.rewind(to=2)
-    store.append(session._log, [Draft(type="turn.finished", run="r")])
+    store.append(session.log, [Draft(type="turn.finished", run="r")])
     assert [message.text for message in session.fork().messages] == ["before", "q"]
     assert [message.text for message in session.fork(at=4).messages] == ["before"]
 
@@ -259,9 +259,9 @@ def test_a_paused_or_closed_session_starts_no_turn(store: Store) -> None:
     for move in ("pause", "close", "archive"):
         getattr(session, move)()
         with pytest.raises(LifecycleError):
-            store.append(session._log, [Draft(type="turn.started", run="r")])
+            store.append(session.log, [Draft(type="turn.started", run="r")])
     session.reopen()
-    store.append(session._log, [Draft(type="turn.started", run="r"), Draft(type="turn.finished", run="r")])
+    store.append(session.log, [Draft(type="turn.started", run="r"), Draft(type="turn.finished", run="r")])
     assert session.status == "active"
 
 
@@ -353,7 +353,7 @@ def test_an_entity_has_one_writer_at_a_time(store: Store) -> None:
         for n in range(5):
             Cart("shared", store=store).add(f"{name}{n}")
 
-    together(*[lambda name=name: shop(name) for name in "abcd"])  # type: ignore[misc]
+    run_together(*[lambda name=name: shop(name) for name in "abcd"])  # type: ignore[misc]
     assert sorted(Cart("shared", store=store).state.get("items")) == sorted(f"{a}{n}" for a in "abcd" for n in range(5))
 
 

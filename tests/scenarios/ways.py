@@ -6,10 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from holdfast import Response, Session
 
 WAYS = ("run", "run_async", "stream", "stream_async")
 Ask = Callable[..., Response]
+
+# For arguments that are refused before a store is asked: once in the library, and once at a server, which has checks of
+# its own.
+store_does_not_matter = pytest.mark.parametrize("store", ["memory", "server"], indirect=True)
+blocking_only = pytest.mark.parametrize("do", ["blocking"], indirect=True)
 
 
 def asking(way: str) -> Ask:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from prove.browsers import Siege, attempts, houses, welcome
-from prove.door_bugs import endless, escapes
-from prove.house import TOKEN, Caller, House
-from prove.leaks import PLACES, server_secrets
-from prove.rawhttp import SECONDS, cases, exchange, judged, short_heads
+from tests.proofs.browsers import Siege, attempts, houses, welcome
+from tests.proofs.http_detectors import endless, escapes
+from tests.proofs.leaks import PLACES, server_secrets
+from tests.proofs.raw_http import SECONDS, cases, exchange, judged, short_heads
+from tests.proofs.secured_server import TOKEN, Caller, House
 
 KINDS = sorted({attempt.kind for attempt in attempts()})
 

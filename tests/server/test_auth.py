@@ -16,19 +16,19 @@ from fastapi.routing import iter_route_contexts
 from starlette.responses import Response
 
 from holdfast import Session
-from holdfast.clock import FixedIds
+from holdfast.clock import FixedClock
 from holdfast.concurrency import off_thread
 from holdfast.errors import Forbidden, InvalidArgument, SessionNotFound, StoreUnavailable, TooManyRequests
 from holdfast.server import auth
-from holdfast.server.api_keys import create_key, find_key, list_keys, note_use, revoke_key
+from holdfast.server.api_keys import create_key, find_key, list_keys, record_key_use, revoke_key
 from holdfast.server.auth import (
     CACHED_SECONDS,
     Admin,
     Anyone,
-    Gate,
+    Authenticator,
+    Caller,
     Operator,
     Reader,
-    Who,
     Writer,
     permission_of,
     server_token,
@@ -36,14 +36,14 @@ from holdfast.server.auth import (
 from holdfast.server.config import Config
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.metrics import Metrics
-from holdfast.server.rate_limits import Buckets, Limits, Slots
-from holdfast.server.routes import index as page
+from holdfast.server.rate_limits import Buckets, RequestLimits, Slots
+from holdfast.server.routes import index
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
-from kit.front import TOKEN, Address, Front, listening
+from tests.kit.front import TOKEN, Address, Front, listening
 
 
-def told(who: Who) -> Response:
+def told(who: Caller) -> Response:
     facts = {"tenant": who.tenant, "user": who.user, "role": who.role, "key_id": who.key_id, "store": who.store.tenant}
     return Response(json.dumps(facts), media_type="application/json")
 
@@ -78,13 +78,13 @@ async def anyone() -> Response:
 
 @router.get("/sessions/{session_id}")
 async def session(who: Reader, session_id: str) -> Response:
-    found = await off_thread(who.open, session_id)
+    found = await off_thread(who.open_session, session_id)
     return Response(json.dumps({"id": found.id}))
 
 
 @router.get("/owner")
 async def owner(who: Reader, user_id: str | None = None) -> Response:
-    return Response(json.dumps({"owner": who.owner(user_id)}))
+    return Response(json.dumps({"owner": who.resolve_owner(user_id)}))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def front(store: Store) -> Front:
 
 @pytest.fixture
 def server(front: Front) -> Iterator[Address]:
-    with listening(front.app(router, page.router)) as address:
+    with listening(front.app(router, index.router)) as address:
         yield address
 
 
@@ -164,7 +164,7 @@ class TestKeys:
 
     def test_are_kept_as_digests(self, store: Store) -> None:
         key, info = create_key(store, role="write", tenant="acme", user="alice")
-        kept = b"".join(value for space in ("api-keys",) for _, value in store.slips(space))
+        kept = b"".join(value for space in ("api-keys",) for _, value in store.kv_list(space))
         assert key.encode() not in kept
         assert key.split("_", 2)[2].encode() not in kept  # the secret itself may hold an underscore
         assert info.digest.encode() in kept
@@ -204,15 +204,15 @@ class TestKeys:
     def test_are_looked_up_once_in_a_while(self, front: Front, server: Address, store: Store) -> None:
         key, _ = create_key(store, role="read")
         looked: list[str] = []
-        inner = type(front.store).slip
+        inner = type(front.store).kv_get
 
-        def slip(self: Store, space: str, name: str) -> bytes | None:
+        def kv_get(self: Store, space: str, name: str) -> bytes | None:
             looked.append(space)
             return inner(self, space, name)
 
         began = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(front.store), "slip", slip)
+            patch.setattr(type(front.store), "kv_get", kv_get)
             with ThreadPoolExecutor(8) as threads:
                 found = list(threads.map(lambda _: status(server, "/read", {"X-API-Key": key}), range(40)))
         assert found == [200] * 40
@@ -228,18 +228,18 @@ class TestKeys:
         assert used is not None
         assert used >= info.created_at
         revoke_key(store, info.id)
-        note_use(store, info.id, used + 1)
+        record_key_use(store, info.id, used + 1)
         assert list_keys(store)[0].revoked_at is not None
         assert list_keys(store)[0].last_used == used + 1
 
     def test_cannot_be_checked_while_the_store_is_away(self, front: Front, server: Address, store: Store) -> None:
         key, _ = create_key(store, role="read")
 
-        def slip(*_: object) -> bytes:
+        def kv_get(*_: object) -> bytes:
             raise StoreUnavailable("no connection")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(front.store), "slip", slip)
+            patch.setattr(type(front.store), "kv_get", kv_get)
             assert status(server, "/read", {"X-API-Key": key}) == 503
             assert status(server, "/read", {"X-API-Key": TOKEN}) == 200
         assert status(server, "/read", {"X-API-Key": key}) == 200
@@ -302,14 +302,14 @@ class TestUsers:
     def test_are_the_same_error_in_the_library(self) -> None:
         store = MemoryStore()
         Session("his", store=store, user_id="bob")
-        who = Who(tenant="", user="alice", role="read", key_id="k", store=store)
+        who = Caller(tenant="", user="alice", role="read", key_id="k", store=store)
         with pytest.raises(SessionNotFound) as his:
-            who.open("his")
+            who.open_session("his")
         with pytest.raises(SessionNotFound) as none:
-            who.open("none")
+            who.open_session("none")
         assert str(his.value).replace("his", "X") == str(none.value).replace("none", "X")
         with pytest.raises(Forbidden):
-            who.owner("bob")
+            who.resolve_owner("bob")
 
 
 class TestLimits:
@@ -342,17 +342,17 @@ class TestLimits:
             assert status(server, "/read", {}) == 401
 
     def test_fill_up_with_time_and_forget_the_oldest(self) -> None:
-        ids = FixedIds(tick=0)
-        buckets = Buckets(2.0, 2, ids=ids, most=3)
-        assert [buckets.take("a") for _ in range(3)] == [0, 0, 0.5]
+        ids = FixedClock(tick=0)
+        buckets = Buckets(2.0, 2, clock=ids, most=3)
+        assert [buckets.take_token("a") for _ in range(3)] == [0, 0, 0.5]
         ids.sleep(0.5)
-        assert buckets.take("a") == 0
+        assert buckets.take_token("a") == 0
         ids.sleep(100)
-        assert [buckets.take("a") for _ in range(3)] == [0, 0, 0.5]
+        assert [buckets.take_token("a") for _ in range(3)] == [0, 0, 0.5]
         for name in "bcd":
-            buckets.take(name)
+            buckets.take_token(name)
         assert len(buckets._left) == 3
-        assert buckets.wait("a") == 0
+        assert buckets.seconds_to_wait("a") == 0
 
     def test_count_slots_whoever_gives_them_back(self) -> None:
         slots = Slots("open streams", 2)
@@ -360,13 +360,13 @@ class TestLimits:
         with pytest.raises(TooManyRequests, match="2 open streams"):
             slots.hold("k")
         with slots.hold("other"):
-            assert slots.held("other") == 1
+            assert slots.count_held("other") == 1
         threads = [threading.Thread(target=first.release) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert slots.held("k") == 1
+        assert slots.count_held("k") == 1
         second.release()
         assert slots._held == {}
 
@@ -385,7 +385,13 @@ class TestOpen:
         config, metrics = Config(), Metrics()
         for token in (None, ""):
             with pytest.raises(InvalidArgument, match="token"):
-                Gate(MemoryStore(), config=config, token=token, limits=Limits(config, metrics=metrics), metrics=metrics)
+                Authenticator(
+                    MemoryStore(),
+                    config=config,
+                    token=token,
+                    limits=RequestLimits(config, metrics=metrics),
+                    metrics=metrics,
+                )
 
 
 class TestServerToken:
@@ -438,7 +444,7 @@ class TestServerToken:
 
 
 def test_a_route_says_what_it_needs() -> None:
-    app = Front().app(router, page.router)
+    app = Front().app(router, index.router)
     found = {context.path: permission_of(context) for context in iter_route_contexts(app.routes)}
     assert found == {
         "/read": "read",

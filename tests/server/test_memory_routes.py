@@ -13,9 +13,9 @@ from holdfast.errors import InvalidArgument
 from holdfast.server.app import Server
 from holdfast.server.app_loader import load_app
 from holdfast.server.config import Config
-from holdfast.server.idempotency import ABOUT, SPACE
+from holdfast.server.idempotency import ANSWER_LINKS, ANSWERS
 from holdfast.stores import MemoryStore
-from server.test_routes import TOKEN, Front, add_texts, failed, front, in_memory, light, ok, root, running
+from tests.server.test_routes import TOKEN, Front, add_texts, failed, front, in_memory, light, ok, root, running
 
 __all__ = ["front", "in_memory", "light", "root"]
 
@@ -57,12 +57,12 @@ def test_a_memory_is_kept_read_found_listed_updated_and_forgotten(front: Front) 
 def test_a_key_may_have_any_character(light: Front) -> None:
     client = light.client()
     for key in ("a/b", "search", "..", "ü 钻石", "a%2Fb?x=1&y=2#z"):
-        from holdfast.client.requests import place
+        from holdfast.client.requests import url_path
 
-        kept = ok(client.put(place("memory", key), json={"text": "text"}))
+        kept = ok(client.put(url_path("memory", key), json={"text": "text"}))
         assert kept["key"] == key
-        assert ok(client.get(place("memory", key)))["key"] == key
-        assert ok(client.delete(place("memory", key))) == {"deleted": True}
+        assert ok(client.get(url_path("memory", key)))["key"] == key
+        assert ok(client.delete(url_path("memory", key))) == {"deleted": True}
 
 
 def test_bad_input_names_its_field(light: Front) -> None:
@@ -149,7 +149,7 @@ def test_a_session_is_learnt_from_with_and_without_a_model(front: Front) -> None
     ]
     assert ok(client.post("/sessions/s/memory", json={})) == {"memories": []}
     reply = '{"memories": [{"key": "pet", "text": "Has a cat", "kind": "fact", "confidence": 1, "sources": [3]}]}'
-    front.server.catalog._code["learner"] = Agent(provider="scripted", script=[reply])
+    front.server.catalog._code_agents["learner"] = Agent(provider="scripted", script=[reply])
     add_texts(client, "s", "my cat is asleep")
     found = ok(client.post("/sessions/s/memory", json={"agent_id": "learner"}))["memories"]
     assert [each["text"] for each in found] == ["Has a cat"]
@@ -162,7 +162,7 @@ def test_an_idempotency_key_gives_the_same_answer_and_nothing_forgotten_stays_wi
     client = front.client()
 
     def answers() -> str:
-        pages = [front.store.slips(space) for space in (SPACE, ABOUT)]
+        pages = [front.store.kv_list(space) for space in (ANSWERS, ANSWER_LINKS)]
         return " ".join(str(value) for page in pages for _, value in page)
 
     once = {"Idempotency-Key": "one"}

@@ -26,15 +26,16 @@ import uvicorn
 from holdfast import Agent, Message, Session, tool
 from holdfast.errors import InvalidArgument
 from holdfast.log import chain
-from holdfast.log.events import Draft, Event, to_datetime
-from holdfast.server.agent_catalog import Catalog, load_app
+from holdfast.log.events import Draft, Event
+from holdfast.log.times import to_datetime
+from holdfast.server.agent_catalog import AgentCatalog, load_app
 from holdfast.server.api_keys import create_key
 from holdfast.server.app import Server, create_app
 from holdfast.server.config import Config
 from holdfast.server.schemas.requests import MessageGiven
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
-from holdfast.stores.lease import Claim, holder
+from holdfast.stores.lease import Claim, encode_holder
 from holdfast.testing import call
 
 TOKEN = "the-token-of-this-very-server"
@@ -598,7 +599,7 @@ def test_a_turn_that_was_cut_is_told(front: Front) -> None:
     started = Draft(type="turn.started", run="R", data={"agent": None, "options": {}})
     asked, data = Draft(type="message.added", run="R", data={"role": "user", "text": "Hello?"}), {"call_id": "c"}
     called = Draft(type="tool.called", run="R", data=data | {"name": "pay", "arguments": {}, "effect": True})
-    front.store.append(session._log, [started, asked, called])
+    front.store.append(session.log, [started, asked, called])
     found = ok(front.client().get("/sessions/s/unfinished"))["unfinished"]
     assert (found["run_id"], found["question"], found["unknown_calls"]) == ("R", "Hello?", ["pay"])
 
@@ -653,7 +654,7 @@ def forged(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None = Non
     rows = store.read(log)
     head = store.head(log)
     encoded = [json.dumps(draft.data, sort_keys=True, separators=(",", ":")).encode() for draft in drafts]
-    rows += chain.seal(
+    rows += chain.chain_rows(
         drafts, encoded, head=head.head, hash=head.hash, tokens=0, at=10**15, salts=b"s" * 16 * len(drafts)
     )
     lines = []
@@ -783,7 +784,7 @@ def test_an_immutable_session_stays(front: Front) -> None:
 
 def test_a_session_that_runs_is_not_deleted(front: Front) -> None:
     session = Session("s", store=front.store)
-    front.store.append(session._log, [], claim=Claim(holder=holder("test"), seconds=60))
+    front.store.append(session.log, [], claim=Claim(holder=encode_holder("test"), seconds=60))
     response = front.client().delete("/sessions/s")
     failed(response, 409, "session_busy")
     assert int(response.headers["retry-after"]) > 1
@@ -980,13 +981,13 @@ def test_who_answers_when_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("HOLDFAST_MODEL", raising=False)
     only = Agent(provider="echo", name="only")
     store = MemoryStore()
-    assert Catalog(agents={"only": only}).find(store, None) is only
+    assert AgentCatalog(agents={"only": only}).find(store, None) is only
     with pytest.raises(InvalidArgument, match="one, two"):
-        Catalog(agents={"one": only, "two": only}).find(store, None)
+        AgentCatalog(agents={"one": only, "two": only}).find(store, None)
     with pytest.raises(InvalidArgument, match="HOLDFAST_MODEL"):
-        Catalog().find(store, None)
+        AgentCatalog().find(store, None)
     monkeypatch.setenv("HOLDFAST_MODEL", "echo")
-    catalog = Catalog()
+    catalog = AgentCatalog()
     assert catalog.find(store, None).model.provider == "echo"
     assert catalog.find(store, None) is catalog.find(store, None)
 
@@ -1039,8 +1040,8 @@ def test_agents_of_a_file_may_share_a_memory(tmp_path: Path) -> None:
         "two = Agent(provider='echo', memory=memory)\n"
     )
     agents, tools, _ = load_app(str(path))
-    assert [sorted(agent.tools) for agent in agents.values()] == [["remember", "search_memory"]] * 2
-    assert tools == {}  # the `remember` that stored agents can be given is still the one that keeps facts
+    assert [sorted(agent.tools) for agent in agents.values()] == [["save_memory", "search_memory"]] * 2
+    assert tools == {}  # the tools of a memory belong to their agents: stored agents cannot name them
 
 
 def test_a_module_defines_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1248,7 +1249,7 @@ def test_numbers_beyond_all_bounds_are_refused(light: Front) -> None:
 
 def test_the_model_of_a_message_says_what_the_library_takes() -> None:
     for body in ({"role": "user", "content": "x"}, {"role": "assistant", "content": None}, {"role": "user", "seq": 3}):
-        assert Message.of(MessageGiven.model_validate(body).given()).role == body["role"]
+        assert Message.of(MessageGiven.model_validate(body).fields_sent()).role == body["role"]
 
 
 # -- the same key, the same thing --------------------------------------------------------------------------------------
@@ -1256,8 +1257,8 @@ def test_the_model_of_a_message_says_what_the_library_takes() -> None:
 
 def forget_answers(store: Store) -> None:
     """As if the server had died after it made something and before it kept the answer."""
-    for key, _ in store.slips("answers"):
-        store.drop_slip("answers", key)
+    for key, _ in store.kv_list("answers"):
+        store.kv_delete("answers", key)
 
 
 def test_a_request_repeated_after_a_crash_finds_what_it_made(front: Front) -> None:

@@ -26,7 +26,7 @@ class TestEncryptedStores(StoreContract):
 
     def test_tells_which_events_hold_a_word(self, store: Store, log: Log) -> None:
         with pytest.raises(SearchUnavailable):
-            store.hits(log, ["diamond"])
+            store.word_matches(log, ["diamond"])
 
 
 def test_the_contract_catches_a_store_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +37,10 @@ def test_the_contract_catches_a_store_without_a_fence(monkeypatch: pytest.Monkey
     from holdfast.log.events import Draft
     from holdfast.stores import MemoryStore, memory
 
-    real = memory.plan  # type: ignore[attr-defined]
-    monkeypatch.setattr(memory, "plan", lambda id, before, asked, **rest: real(id, before, unfenced(asked), **rest))
+    real = memory.plan_append  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        memory, "plan_append", lambda id, before, asked, **rest: real(id, before, unfenced(asked), **rest)
+    )
 
     def unfenced(asked):
         return replace(asked, epoch=None)

@@ -15,7 +15,7 @@ from holdfast import Agent, File, Message, Session
 from holdfast.errors import KeyNeeded, SearchUnavailable, WrongKey
 from holdfast.stores import PostgresStore, SQLiteStore, sqlite
 from holdfast.stores.base import Store
-from kit.postgres import PostgresServer
+from tests.kit.postgres import PostgresServer
 
 SECRETS = (
     "sapphire-message",
@@ -220,7 +220,7 @@ def test_rows_moved_to_another_place_do_not_open(encrypted_store: Store) -> None
         assert isinstance(store, PostgresStore)
         swap = """UPDATE holdfast.events e SET body = o.body FROM holdfast.events o
             WHERE o.log = e.log AND o.seq = 3 AND e.seq = 2"""
-        store.server.unit(lambda db: db.execute(swap))
+        store.server.run_unit(lambda db: db.execute(swap))
     with pytest.raises(WrongKey):
         Session.open("s", store=store).history()
 

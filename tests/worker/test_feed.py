@@ -8,9 +8,9 @@ from typing import Any
 
 from holdfast import Message, Session
 from holdfast.models.base import TextDelta
-from holdfast.server.event_stream import follow
+from holdfast.server.event_stream import follow_tail
 from holdfast.stores import MemoryStore
-from holdfast.worker.feed import Feed, Item, Tail
+from holdfast.worker.feed import Feed, Tail, TailItem
 
 
 def delta(text: str) -> TextDelta:
@@ -24,8 +24,8 @@ async def opened(store: MemoryStore, **more: Any) -> Feed:
 
 
 async def told(feed: Feed, tail: Tail, seq: int, n: int, count: int) -> list[tuple[int, int]]:
-    found: list[Item] = []
-    async for items in follow(feed, tail, seq, n):
+    found: list[TailItem] = []
+    async for items in follow_tail(feed, tail, seq, n):
         found += items
         if len(found) >= count:
             break
@@ -46,14 +46,14 @@ async def test_a_tail_that_opens_while_the_heads_are_asked_for_is_not_gone() -> 
 
     store.heads = slow  # type: ignore[method-assign]
     feed = await opened(store)
-    await feed.tail(store, one._log)
+    await feed.open_tail(store, one.log)
     await asyncio.get_running_loop().run_in_executor(None, asked.wait)
-    late = await feed.tail(store, two._log)
+    late = await feed.open_tail(store, two.log)
     go.set()
     await asyncio.sleep(0.05)
-    assert not late.gone
+    assert not late.is_deleted
     store.remove("session", "two")
-    while not late.gone:
+    while not late.is_deleted:
         await asyncio.sleep(0.01)
     await feed.close()
 
@@ -63,12 +63,12 @@ async def test_deltas_stand_between_the_events_they_were_heard_between() -> None
     store = MemoryStore()
     session = Session("s", store=store)
     feed = await opened(store, poll=60)
-    tail = await feed.tail(store, session._log)
+    tail = await feed.open_tail(store, session.log)
     first = session.add_message(Message.user("one"))
-    feed.tell(session._log, delta("a"), first, 1)
-    feed.tell(session._log, delta("b"), first, 2)
+    feed.publish_delta(session.log, delta("a"), first, 1)
+    feed.publish_delta(session.log, delta("b"), first, 2)
     second = session.add_message(Message.user("two"))
-    feed.nudge(session._log)
+    feed.notify_append(session.log)
     assert await told(feed, tail, 1, 0, 4) == [(first, 0), (first, 1), (first, 2), (second, 0)]
     # A reader that has a part gets the rest, and one that is ahead of this tail gets nothing twice.
     assert await told(feed, tail, first, 1, 2) == [(first, 2), (second, 0)]
@@ -77,22 +77,22 @@ async def test_deltas_stand_between_the_events_they_were_heard_between() -> None
     await asyncio.sleep(0.02)
     for text in ("three", "four"):
         session.add_message(Message.user(text))
-    feed.nudge(session._log)
+    feed.notify_append(session.log)
     assert await ahead == [(third + 1, 0)]
     await feed.close()
 
 
 async def test_a_reader_that_falls_behind_reads_the_log_itself(monkeypatch: Any) -> None:
-    monkeypatch.setattr("holdfast.worker.feed.HELD", 5)
+    monkeypatch.setattr("holdfast.worker.feed.MAX_TAIL_ITEMS", 5)
     store = MemoryStore()
     session = Session("s", store=store)
     feed = await opened(store)
-    tail = await feed.tail(store, session._log)
-    reading = follow(feed, tail, 0, 0)
+    tail = await feed.open_tail(store, session.log)
+    reading = follow_tail(feed, tail, 0, 0)
     assert [item.seq for item in await anext(reading)] == [1]
     for number in range(50):
         session.add_message(Message.user(str(number)))
-    feed.nudge(session._log)
+    feed.notify_append(session.log)
     while tail.last < session.head:
         await asyncio.sleep(0.01)
     seen: list[int] = []

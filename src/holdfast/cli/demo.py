@@ -1,4 +1,4 @@
-"""The story of `holdfast demo`. Run as a module, it is the process of the story that gets killed."""
+"""The steps of `holdfast demo`. Run as a module, it is the process that the demo kills."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SESSION = "demo"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One scene of the story."""
+    """One step of the demo."""
 
     title: str
     lines: list[str]
@@ -32,21 +32,21 @@ class Step:
         return "\n".join([f"\n{self.title}", *(f"  {line}" for line in self.lines)])
 
 
-def tell(keep: Path | None = None) -> Iterator[Step]:
-    """Every scene, each really happening as it is told."""
+def run_demo(keep: Path | None = None) -> Iterator[Step]:
+    """Yield the steps; each really happens before it is shown."""
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
         path = keep or Path(folder) / "sessions.db"
-        yield _killed(path)
+        yield _kill_writer(path)
         with SQLiteStore(path) as store:
             session = Session.open(SESSION, store=store)
-            yield _remembered(session)
-            yield _finished(session, path)
-            yield _forked(session)
-            yield _proved(session, path.parent)
+            yield _reopen_session(session)
+            yield _finish_turn(session, path)
+            yield _fork_and_compare(session)
+            yield _verify_export(session, path.parent)
 
 
-def _killed(path: Path) -> Step:
-    """Another process talks and dies in the middle of it: no goodbye, no flush, no handler."""
+def _kill_writer(path: Path) -> Step:
+    """Start a process that writes and is killed while it writes: no flush, no handler."""
     child = subprocess.run(
         [sys.executable, "-m", "holdfast.cli.demo", str(path)], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -55,7 +55,7 @@ def _killed(path: Path) -> Step:
     return Step("1. A process keeps a conversation, and is killed while it writes.", [*said, f"({fate})"])
 
 
-def _remembered(session: Session) -> Step:
+def _reopen_session(session: Session) -> Step:
     lines = [f"{message.author}: {message.text}" for message in session.messages]
     lines += [
         f"state: visits={session.get_state('visits')}, user language={session.get_state('language', scope='user')}"
@@ -66,8 +66,8 @@ def _remembered(session: Session) -> Step:
     )
 
 
-def _finished(session: Session, path: Path) -> Step:
-    """A process dies inside a tool, in the middle of a turn; this one takes the turn up."""
+def _finish_turn(session: Session, path: Path) -> Step:
+    """Kill a process inside a tool, in the middle of a turn; finish the turn in this process."""
     child = subprocess.run(
         [sys.executable, "-m", "holdfast.cli.demo", str(path), "turn"], stdout=subprocess.PIPE, text=True, check=False
     )
@@ -75,7 +75,7 @@ def _finished(session: Session, path: Path) -> Step:
     lines = [*child.stdout.splitlines(), f"(killed by {signal.Signals(-child.returncode).name})"]
     if unfinished is not None:
         lines.append(f"here: {unfinished.question!r} is unfinished, unknown: {unfinished.unknown_calls}")
-    response = session.resume(_traveller())
+    response = session.resume(_travel_agent())
     if response is not None:
         lines += [
             f"{message.author}: {message.text or [c.name for c in message.tool_calls]}" for message in response.messages
@@ -83,8 +83,8 @@ def _finished(session: Session, path: Path) -> Step:
     return Step("3. A process is killed inside a tool; this one finishes its turn, and runs nothing twice.", lines)
 
 
-def _traveller() -> Agent:
-    """An agent without a network: it looks trains up, books one, and says what came of it."""
+def _travel_agent() -> Agent:
+    """Return an agent without a network: it finds a train, books it, and reports."""
 
     @tool(idempotent=True)
     def find_train(to: str) -> str:
@@ -109,7 +109,7 @@ def _traveller() -> Agent:
     return Agent(name="traveller", provider="scripted", script=answer, tools=[find_train, book])
 
 
-def _forked(session: Session) -> Step:
+def _fork_and_compare(session: Session) -> Step:
     alternative = session.fork("demo-alternative")
     session.add_messages([Message.user("Then let us go by train."), Message.assistant("The train leaves at nine.")])
     alternative.add_message(Message.user("Then let us fly."))
@@ -124,7 +124,7 @@ def _forked(session: Session) -> Step:
     )
 
 
-def _proved(session: Session, folder: Path) -> Step:
+def _verify_export(session: Session, folder: Path) -> Step:
     exported = folder / "demo.jsonl"
     exported.write_text(session.export(), encoding="utf-8")
     verdict = session.verify()
@@ -143,9 +143,9 @@ def _proved(session: Session, folder: Path) -> Step:
     )
 
 
-def _talk(path: str) -> None:
+def _write_until_killed(path: str) -> None:
     """The process that is killed. It says a line after each thing that was acknowledged."""
-    from holdfast.clock import arm
+    from holdfast.crashpoints import arm_crashpoints
 
     session = Session(SESSION, store=SQLiteStore(path), user_id="alice", title="A trip")
     session.add_messages([Message.user("My name is Alice."), Message.assistant("Nice to meet you, Alice.")])
@@ -155,15 +155,15 @@ def _talk(path: str) -> None:
     session.facts.add("Alice wants to travel in May", kind="decision")
     print("acknowledged: state and a fact", flush=True)
     print("writing four more messages …", flush=True)
-    arm(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == "before commit" else None)
+    arm_crashpoints(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == "before commit" else None)
     session.add_messages([Message.user(f"This turn is never finished ({part} of 4).") for part in range(1, 5)])
 
 
-def _travel(path: str) -> None:
+def _book_until_killed(path: str) -> None:
     """The process that is killed inside a tool."""
     print("asking for a train to Bremen", flush=True)
-    Session.open(SESSION, store=SQLiteStore(path)).run("Book me a train to Bremen.", agent=_traveller())
+    Session.open(SESSION, store=SQLiteStore(path)).run("Book me a train to Bremen.", agent=_travel_agent())
 
 
 if __name__ == "__main__":
-    (_travel if sys.argv[2:] else _talk)(sys.argv[1])
+    (_book_until_killed if sys.argv[2:] else _write_until_killed)(sys.argv[1])

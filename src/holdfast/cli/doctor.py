@@ -1,4 +1,4 @@
-"""`holdfast doctor`: whether a server would start here, and what is not as it should be. It changes nothing."""
+"""`holdfast doctor`: checks whether a server would start here, and reports problems. It changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     verdict: Literal["ok", "warn", "fail"]
@@ -56,29 +56,29 @@ def doctor(as_json: bool, **flags: object) -> None:
 
 
 def examine(environ: Mapping[str, str], **flags: object) -> Iterator[Finding]:
-    """Everything, in the order in which it is needed."""
-    yield _python()
-    yield _sqlite()
+    """Run all checks, in the order in which a server needs them."""
+    yield _check_python()
+    yield _check_sqlite()
     try:
         config = Config.from_env(environ, **flags)
     except AgentError as error:
         yield Finding(what="settings", verdict="fail", text=str(error))
         return
-    yield _settings(config)
-    yield from _extras(config, environ)
-    yield _data_directory(config)
-    yield _store(config)
-    yield _key(environ)
-    yield _token(config)
-    yield _port(config)
-    yield from _work_roots(config)
+    yield _check_settings(config)
+    yield from _check_extras(config, environ)
+    yield _check_data_directory(config)
+    yield _check_store(config)
+    yield _check_master_key(environ)
+    yield _check_token(config)
+    yield _check_port(config)
+    yield from _check_work_roots(config)
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     return Finding(what="python", verdict="ok", text=platform.python_version())
 
 
-def _sqlite() -> Finding:
+def _check_sqlite() -> Finding:
     import apsw
 
     from holdfast.stores.sqlite_connections import check_version
@@ -91,7 +91,7 @@ def _sqlite() -> Finding:
     return Finding(what="sqlite", verdict="ok", text=version)
 
 
-def _settings(config: Config) -> Finding:
+def _check_settings(config: Config) -> Finding:
     try:
         config.check()
     except AgentError as error:
@@ -99,7 +99,7 @@ def _settings(config: Config) -> Finding:
     return Finding(what="settings", verdict="ok", text=f"{config.url}, lease {config.lease_seconds:g} s")
 
 
-def _extras(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _check_extras(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     needed = {"server"}
     if config.store.startswith(("postgresql:", "postgres:")):
         needed.add("postgres")
@@ -116,34 +116,34 @@ def _extras(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(what=f"extra {extra}", verdict="ok", text="not installed, and not needed by these settings")
 
 
-def _data_directory(config: Config) -> Finding:
+def _check_data_directory(config: Config) -> Finding:
     path = Path(config.data)
     if not path.exists():
         return Finding(what="data directory", verdict="ok", text=f"{path} will be made")
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         return Finding(what="data directory", verdict="fail", text=f"{path} is no directory that can be written")
-    if others := _others(path):
+    if others := _mode_if_exposed(path):
         text = f"{path} has mode {others}, so other users can look into it: chmod 700 {path}"
         return Finding(what="data directory", verdict="warn", text=text)
     return Finding(what="data directory", verdict="ok", text=str(path))
 
 
-def _store(config: Config) -> Finding:
-    """Looked at without opening it as a server does, which would create it or bring its schema up to date."""
+def _check_store(config: Config) -> Finding:
+    """Check the store without opening it as a server does, which would create it or migrate its schema."""
     kind = config.store.partition(":")[0]
     try:
         if kind == "memory":
             return Finding(what="store", verdict="warn", text="memory: everything is lost when the server stops")
         if kind == "sqlite":
-            return _sqlite_store(Path(config.store.removeprefix("sqlite:///")))
+            return _check_sqlite_store(Path(config.store.removeprefix("sqlite:///")))
         if kind in ("postgresql", "postgres"):
-            return _postgres_store(config.store)
+            return _check_postgres_store(config.store)
     except SchemaTooNew as error:
         return Finding(what="store", verdict="fail", text=str(error))
     return Finding(what="store", verdict="fail", text=f"a store URL with {kind[:20]!r} is not understood")
 
 
-def _sqlite_store(file: Path) -> Finding:
+def _check_sqlite_store(file: Path) -> Finding:
     import apsw
 
     from holdfast.stores.sqlite_connections import MIGRATIONS
@@ -164,13 +164,13 @@ def _sqlite_store(file: Path) -> Finding:
         return Finding(what="store", verdict="fail", text=f"{file} cannot be read: {error}")
     if not os.access(file, os.W_OK):
         return Finding(what="store", verdict="fail", text=f"{file} cannot be written: check its permissions")
-    if others := _others(file):
+    if others := _mode_if_exposed(file):
         text = f"{file} has mode {others}, so other users can read it: chmod 600 {file}"
         return Finding(what="store", verdict="warn", text=text)
-    return _schema("sqlite", applied, str(file))
+    return _check_schema("sqlite", applied, str(file))
 
 
-def _postgres_store(url: str) -> Finding:
+def _check_postgres_store(url: str) -> Finding:
     from holdfast.stores.postgres_connections import MIGRATIONS
 
     try:
@@ -187,10 +187,10 @@ def _postgres_store(url: str) -> Finding:
         # By its class: the text repeats the address, and with it perhaps a password.
         text = f"PostgreSQL cannot be reached ({type(error).__name__}): check the URL, and that the server runs"
         return Finding(what="store", verdict="fail", text=text)
-    return _schema("postgres", applied, "PostgreSQL")
+    return _check_schema("postgres", applied, "PostgreSQL")
 
 
-def _schema(dialect: str, applied: list[int], name: str) -> Finding:
+def _check_schema(dialect: str, applied: list[int], name: str) -> Finding:
     from holdfast.stores.migrations import migrations
 
     known, there = migrations(dialect)[-1].version, max(applied, default=0)
@@ -202,7 +202,7 @@ def _schema(dialect: str, applied: list[int], name: str) -> Finding:
     return Finding(what="store", verdict="ok", text=f"{name}, schema {there}")
 
 
-def _key(environ: Mapping[str, str]) -> Finding:
+def _check_master_key(environ: Mapping[str, str]) -> Finding:
     from holdfast.stores.encryption import Vault
 
     if not environ.get("HOLDFAST_KEY"):
@@ -214,7 +214,7 @@ def _key(environ: Mapping[str, str]) -> Finding:
     return Finding(what="encryption", verdict="ok", text=f"on, with the master key {vault.fingerprint}")
 
 
-def _token(config: Config) -> Finding:
+def _check_token(config: Config) -> Finding:
     if config.open:
         return Finding(what="token", verdict="warn", text="--open: nobody is asked for a key")
     if config.token:
@@ -224,14 +224,14 @@ def _token(config: Config) -> Finding:
         return Finding(what="token", verdict="ok", text=f"{path} will be made")
     if not os.access(path, os.R_OK):
         return Finding(what="token", verdict="fail", text=f"{path} cannot be read")
-    if others := _others(path):
+    if others := _mode_if_exposed(path):
         verdict: Literal["warn", "fail"] = "fail" if path.parent == Path(config.data) else "warn"
         text = f"{path} has mode {others}, so other users can read it: remove it, and a new one is made"
         return Finding(what="token", verdict=verdict, text=text)
     return Finding(what="token", verdict="ok", text=str(path))
 
 
-def _port(config: Config) -> Finding:
+def _check_port(config: Config) -> Finding:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as wire:
@@ -244,7 +244,7 @@ def _port(config: Config) -> Finding:
     return Finding(what="port", verdict="ok", text=f"{config.host}:{config.port} is free")
 
 
-def _work_roots(config: Config) -> Iterator[Finding]:
+def _check_work_roots(config: Config) -> Iterator[Finding]:
     if not config.work_roots:
         yield Finding(what="work roots", verdict="ok", text="none: sessions have no work_dir")
     for root in config.work_roots:
@@ -256,7 +256,7 @@ def _work_roots(config: Config) -> Iterator[Finding]:
             yield Finding(what="work root", verdict="ok", text=root)
 
 
-def _others(path: Path) -> str | None:
-    """The mode of what other users can look into; None, if they cannot."""
+def _mode_if_exposed(path: Path) -> str | None:
+    """Return the mode of a path that other users can read; None if they cannot."""
     mode = path.stat().st_mode & 0o777
     return f"{mode:o}" if mode & 0o077 else None

@@ -55,10 +55,10 @@ def create(
     """Make a key and show it, this once."""
     from holdfast.server.api_keys import create_key
 
-    with _store(url, create=True) as store:
+    with _open_key_store(url, create=True) as store:
         key, info = create_key(store, role=role, tenant=tenant, user=user, name=name, expires_days=expires_days)
         if as_json:
-            click.echo(json.dumps({"key": key} | info.shown(store.ids.now())))
+            click.echo(json.dumps({"key": key} | info.to_public_dict(store.clock.now())))
             return
         click.echo(key)
         click.echo("Keep it: it is not shown again. To end it: holdfast keys revoke " + info.id, err=True)
@@ -71,9 +71,9 @@ def list_(url: str | None, as_json: bool) -> None:
     """Show what is known of all keys, of every tenant; never the keys themselves."""
     from holdfast.server.api_keys import list_keys
 
-    with _store(url) as store:
-        now = store.ids.now()
-        found = [info.shown(now) for info in list_keys(store)]
+    with _open_key_store(url) as store:
+        now = store.clock.now()
+        found = [info.to_public_dict(now) for info in list_keys(store)]
     if as_json:
         click.echo(json.dumps({"keys": found}))
         return
@@ -81,11 +81,11 @@ def list_(url: str | None, as_json: bool) -> None:
         ("ID", lambda key: key["id"]),
         ("STATUS", lambda key: key["status"]),
         ("ROLE", lambda key: key["role"]),
-        ("TENANT", lambda key: _shown(key["tenant"])),
-        ("USER", lambda key: _shown(key["user"])),
-        ("LAST USED", lambda key: _day(key["last_used"])),
-        ("EXPIRES", lambda key: _day(key["expires_at"])),
-        ("NAME", lambda key: _shown(key["name"])),
+        ("TENANT", lambda key: _printable_text(key["tenant"])),
+        ("USER", lambda key: _printable_text(key["user"])),
+        ("LAST USED", lambda key: _format_time(key["last_used"])),
+        ("EXPIRES", lambda key: _format_time(key["expires_at"])),
+        ("NAME", lambda key: _printable_text(key["name"])),
     ]
     rows = [[title for title, _ in columns], *([show(key) for _, show in columns] for key in found)]
     widths = [max(len(row[at]) for row in rows) for at in range(len(columns))]
@@ -101,7 +101,7 @@ def revoke(key_id: str, url: str | None, as_json: bool) -> None:
     """End the key with this ID (what is between the first two '_' of a key)."""
     from holdfast.server.api_keys import revoke_key
 
-    with _store(url) as store:
+    with _open_key_store(url) as store:
         is_done = revoke_key(store, key_id)
     if as_json:
         click.echo(json.dumps({"id": key_id, "revoked": is_done}))
@@ -113,7 +113,7 @@ def revoke(key_id: str, url: str | None, as_json: bool) -> None:
 
 
 @contextmanager
-def _store(url: str | None, *, create: bool = False) -> Iterator[Store]:
+def _open_key_store(url: str | None, *, create: bool = False) -> Iterator[Store]:
     from holdfast.server.config import Config
 
     try:
@@ -130,12 +130,12 @@ def _store(url: str | None, *, create: bool = False) -> Iterator[Store]:
         sys.exit(2)
 
 
-def _day(moment: str | None) -> str:
+def _format_time(moment: str | None) -> str:
     return "-" if moment is None else moment[:16].replace("T", " ")
 
 
-def _shown(text: str | None) -> str:
-    """A text of somebody else's choice, as a terminal may show it."""
+def _printable_text(text: str | None) -> str:
+    """Return a text of an unknown author without characters that could control a terminal."""
     if not text:
         return "-"
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -33,9 +33,9 @@ def demo(as_json: bool, keep: Path | None) -> None:
 
     Needs no key and no network.
     """
-    from holdfast.cli.demo import tell
+    from holdfast.cli.demo import run_demo
 
-    for step in tell(keep):
+    for step in run_demo(keep):
         click.echo(json.dumps({"step": step.title, "lines": step.lines}) if as_json else step.render())
 
 

@@ -32,11 +32,11 @@ def _serve(app: str | None, flags: dict[str, object]) -> None:
     from holdfast.server.config import Config
 
     try:
-        from holdfast.server import logging as logs
+        from holdfast.server import logging as server_logging
         from holdfast.server.app import Server
         from holdfast.server.app_loader import App, load_app
         from holdfast.server.auth import server_token
-        from holdfast.server.process import bound, run
+        from holdfast.server.process import bind_sockets, run_server
     except ModuleNotFoundError as error:
         raise MissingExtra("the server", "server") from error
     config = Config.from_env(os.environ, **flags)
@@ -44,9 +44,9 @@ def _serve(app: str | None, flags: dict[str, object]) -> None:
     found = App({}, {}, None) if app is None else load_app(app)
     store = config.open_store()
     token = None if config.open else server_token(config)
-    logs.setup(config.log_level, secrets=[] if token is None else [token.value])
+    server_logging.configure_logging(config.log_level, secrets=[] if token is None else [token.value])
     try:
-        sockets = bound(config)
+        sockets = bind_sockets(config)
     except OSError as error:
         click.echo(f"holdfast serve: cannot listen on {config.host}:{config.port}: {error.strerror}", err=True)
         sys.exit(2)
@@ -58,6 +58,6 @@ def _serve(app: str | None, flags: dict[str, object]) -> None:
     elif token is not None and token.path is not None:
         click.echo(f"the token is in {token.path}; send it as 'Authorization: Bearer …'", err=True)
     try:
-        run(server, sockets=sockets)
+        run_server(server, sockets=sockets)
     finally:
         store.close()

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.client.requests import place
+from holdfast.client.requests import url_path
 from holdfast.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
-    from holdfast.client.transport import Wire
+    from holdfast.client.transport import Transport
 
 
 class Remote:
     """A session of a server: who it is. Whose it is and when it was made never change, so they are not asked again."""
 
-    def __init__(self, wire: Wire, data: Mapping[str, Any], agent: str | None = None) -> None:
-        self._wire = wire
+    def __init__(self, wire: Transport, data: Mapping[str, Any], agent: str | None = None) -> None:
+        self._transport = wire
         self.agent = agent  # who answers, by default: the id or the name of an agent of the server
         self._id: str = data["id"]
         self._user_id: str | None = data.get("user_id")
@@ -50,14 +50,14 @@ class Remote:
         return True  # an empty session is still a session
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(id={self.id!r}, server={self._wire.base_url!r})"
+        return f"{type(self).__name__}(id={self.id!r}, server={self._transport.base_url!r})"
 
     def _path(self, *steps: str) -> str:
-        return place("sessions", self._id, *steps)
+        return url_path("sessions", self._id, *steps)
 
-    def _sibling(self, data: Mapping[str, Any], agent: str | None = None) -> Self:
+    def _other_session(self, data: Mapping[str, Any], agent: str | None = None) -> Self:
         """Another session of the same server."""
-        return type(self)(self._wire, data, agent)
+        return type(self)(self._transport, data, agent)
 
     def _agent_id(self, agent: str | Agent | None) -> str | None:
         """How the server knows an agent: by its id or its name."""
@@ -70,11 +70,11 @@ class Remote:
             )
         return found
 
-    def _with_agent(self, agent: str | Agent | None, **body: object) -> dict[str, Any]:
+    def _body_with_agent(self, agent: str | Agent | None, **body: object) -> dict[str, Any]:
         """A body with what was given, and who is to answer."""
-        return given(agent_id=self._agent_id(agent), **body)
+        return drop_none(agent_id=self._agent_id(agent), **body)
 
 
-def given(**fields: object) -> dict[str, Any]:
+def drop_none(**fields: object) -> dict[str, Any]:
     """The fields that were given."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
 from holdfast.client import agents
-from holdfast.client.base import Remote, given
-from holdfast.client.history import checked_limit
-from holdfast.client.lifecycle import fields_of
+from holdfast.client.base import Remote, drop_none
+from holdfast.client.lifecycle import encode_fields
 from holdfast.client.memory import AsyncRemoteMemory, RemoteMemory
-from holdfast.client.requests import Flow, awaited, blocking, delete, get, place, post
+from holdfast.client.requests import Flow, async_method, delete, get, post, sync_method, url_path
 from holdfast.client.session import AsyncRemoteSession, RemoteSession
-from holdfast.client.transport import LOOPBACK, Wire, checked_url
+from holdfast.client.transport import LOOPBACK, Transport, check_url
+from holdfast.data_dir import data_directory
 from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
-from holdfast.log.identifiers import checked_id, checked_owner
+from holdfast.log.arguments import check_limit, merge_state
+from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.messages import Message
 from holdfast.session.export import read_jsonl
 
@@ -33,7 +34,7 @@ R = TypeVar("R", bound=Remote)
 class Base(Generic[R]):
     """Where the server is, and how to get in."""
 
-    _kind: ClassVar[type[Any]]
+    _session_class: ClassVar[type[Any]]
 
     def __init__(
         self, base_url: str = DEFAULT_URL, *, token: str | None = None, timeout: float = 120, retries: int = 8
@@ -41,18 +42,18 @@ class Base(Generic[R]):
         """`token` is a key or the server's own token; without one, `HOLDFAST_TOKEN`, else, for a server on this
         machine, the token in its data directory. `timeout` is how long the server may be silent or away, in seconds,
         `retries` how often a request is sent again at most."""
-        address = checked_url(base_url)
-        self._wire = Wire(address, token=_token_for(address, token), timeout=timeout, retries=retries)
+        address = check_url(base_url)
+        self._transport = Transport(address, token=_token_for(address, token), timeout=timeout, retries=retries)
 
     @property
     def base_url(self) -> str:
-        return self._wire.base_url
+        return self._transport.base_url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.base_url!r})"
 
-    def _session(self, data: Mapping[str, Any], agent: str | None = None) -> R:
-        found: R = self._kind(self._wire, data, agent)
+    def _new_session(self, data: Mapping[str, Any], agent: str | None = None) -> R:
+        found: R = self._session_class(self._transport, data, agent)
         return found
 
 
@@ -77,20 +78,22 @@ def session(
     if id is not None and session_id is not None and id != session_id:
         raise InvalidArgument(f"id={id!r} and session_id={session_id!r} are the same thing: give one of them")
     chosen = id if id is not None else session_id
-    fields = given(title=title, system=system, metadata=metadata, work_dir=work_dir, budget=budget, retention=retention)
-    body = fields_of(**fields) | given(
-        id=None if chosen is None else checked_id(chosen),
-        user_id=checked_owner(user_id, "user_id"),
-        app_name=checked_owner(app_name, "app_name"),
-        messages=None if messages is None else [Message.of(message).to_dict() for message in messages],
-        state=_merged(state),
+    fields = drop_none(
+        title=title, system=system, metadata=metadata, work_dir=work_dir, budget=budget, retention=retention
     )
-    return self._session((yield post("/sessions", body | {"exist_ok": True})), agent)
+    body = encode_fields(**fields) | drop_none(
+        id=None if chosen is None else check_id(chosen),
+        user_id=check_owner(user_id, "user_id"),
+        app_name=check_owner(app_name, "app_name"),
+        messages=None if messages is None else [Message.of(message).to_dict() for message in messages],
+        state=None if state is None else merge_state(state),
+    )
+    return self._new_session((yield post("/sessions", body | {"exist_ok": True})), agent)
 
 
 def open_session(self: Base[R], id: str, *, agent: str | None = None) -> Flow[R]:
     """A session that exists; SessionNotFound if it does not."""
-    return self._session((yield get(place("sessions", checked_id(id)))), agent)
+    return self._new_session((yield get(url_path("sessions", check_id(id)))), agent)
 
 
 def sessions(
@@ -103,14 +106,14 @@ def sessions(
     after: str | None = None,
 ) -> Flow[list[R]]:
     """Sessions, newest first; `after` is the id of the last one of the page before."""
-    checked_limit(limit)
-    user_id, app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
+    check_limit(limit)
+    user_id, app_name = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
     query: dict[str, Any] = {"user_id": user_id, "app_name": app_name, "status": status}
     found: list[R] = []
-    at = None if after is None else checked_id(after, "after")
+    at = None if after is None else check_id(after, "after")
     while len(found) < limit:
         page = yield get("/sessions", limit=min(PAGE, limit - len(found)), after=at, **query)
-        found += [self._session(each) for each in page["sessions"]]
+        found += [self._new_session(each) for each in page["sessions"]]
         at = page["next"]
         if at is None:
             break
@@ -120,7 +123,7 @@ def sessions(
 def delete_session(self: Base[R], id: str) -> Flow[bool]:
     """Delete a session; False if there is none."""
     try:
-        yield delete(place("sessions", checked_id(id)))
+        yield delete(url_path("sessions", check_id(id)))
     except SessionNotFound:
         return False
     return True
@@ -140,8 +143,8 @@ def import_(
     verdict = read_jsonl(text).verify()
     if not verdict:
         raise CorruptLog(f"the export does not verify: {verdict.reason}")
-    body = given(data=text, id=session_id, user_id=user_id, app_name=app_name)
-    return self._session((yield post("/sessions/import", body)), agent)
+    body = drop_none(data=text, id=session_id, user_id=user_id, app_name=app_name)
+    return self._new_session((yield post("/sessions/import", body)), agent)
 
 
 def tools(self: Base[R]) -> Flow[list[dict[str, Any]]]:
@@ -163,26 +166,26 @@ class Client(Base[RemoteSession]):
     client.session("user-123", agent="support").run("hello").text
     """
 
-    _kind = RemoteSession
-    session = blocking(session)
-    open = blocking(open_session)
-    sessions = blocking(sessions)
-    delete = blocking(delete_session)
-    import_ = blocking(import_)
-    tools = blocking(tools)
-    health = blocking(health)
+    _session_class = RemoteSession
+    session = sync_method(session)
+    open = sync_method(open_session)
+    sessions = sync_method(sessions)
+    delete = sync_method(delete_session)
+    import_ = sync_method(import_)
+    tools = sync_method(tools)
+    health = sync_method(health)
 
     @property
     def agents(self) -> agents.Agents:
-        return agents.Agents(self._wire)
+        return agents.Agents(self._transport)
 
     @property
     def memory(self) -> RemoteMemory:
-        return RemoteMemory(self._wire)
+        return RemoteMemory(self._transport)
 
     def close(self) -> None:
         """Close the connections. Using the client again opens new ones."""
-        self._wire.close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -199,44 +202,32 @@ class AsyncClient(Base[AsyncRemoteSession]):
         print((await session.run("hello")).text)
     """
 
-    _kind = AsyncRemoteSession
-    session = awaited(session)
-    open = awaited(open_session)
-    sessions = awaited(sessions)
-    delete = awaited(delete_session)
-    import_ = awaited(import_)
-    tools = awaited(tools)
-    health = awaited(health)
+    _session_class = AsyncRemoteSession
+    session = async_method(session)
+    open = async_method(open_session)
+    sessions = async_method(sessions)
+    delete = async_method(delete_session)
+    import_ = async_method(import_)
+    tools = async_method(tools)
+    health = async_method(health)
 
     @property
     def agents(self) -> agents.AsyncAgents:
-        return agents.AsyncAgents(self._wire)
+        return agents.AsyncAgents(self._transport)
 
     @property
     def memory(self) -> AsyncRemoteMemory:
-        return AsyncRemoteMemory(self._wire)
+        return AsyncRemoteMemory(self._transport)
 
     async def close(self) -> None:
         """Close the connections of this event loop."""
-        await self._wire.close_async()
+        await self._transport.close_async()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _merged(state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """One dict from a dict or several, later ones winning."""
-    if state is None:
-        return None
-    found: dict[str, Any] = {}
-    for one in [state] if isinstance(state, Mapping) else state:
-        if not isinstance(one, Mapping):
-            raise InvalidArgument(f"state= is a dict or a list of dicts, not {type(one).__name__}")
-        found |= one
-    return found
 
 
 def _token_for(base_url: str, token: str | None) -> str | None:
@@ -249,13 +240,11 @@ def _token_for(base_url: str, token: str | None) -> str | None:
 
 def _token_of_this_machine(base_url: str) -> str | None:
     """The token of this user's own server. It is for this machine: another server would learn it."""
-    from holdfast.server.config import data_directory
-
     if urlsplit(base_url).hostname not in LOOPBACK:
         return None
-    told = os.environ.get("HOLDFAST_TOKEN_FILE")
+    token_file = os.environ.get("HOLDFAST_TOKEN_FILE")
     folder = os.environ.get("HOLDFAST_DATA")
-    file = Path(told) if told else (Path(folder) if folder else data_directory(os.environ)) / "token"
+    file = Path(token_file) if token_file else (Path(folder) if folder else data_directory(os.environ)) / "token"
     try:
         return file.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):

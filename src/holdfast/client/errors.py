@@ -7,9 +7,9 @@ from typing import Any
 
 from holdfast.errors import AgentError, ServerUnavailable, from_code
 
-# What may go away by itself. Everything else is an answer: a provider's failure is told with 502 as well, and asking
-# again would only be told the same.
-PASSING = {
+# Failures that may pass by themselves. Every other one is an answer: a provider's failure has status 502 as well, and
+# the same request would get the same answer.
+TRANSIENT_CODES = {
     "key_in_use",
     "queue_full",
     "server_unavailable",
@@ -18,16 +18,15 @@ PASSING = {
     "too_many_requests",
     "unavailable",
 }
-PASSING_STATUS = (429, 502, 503, 504)  # of somebody between the server and us, who does not speak our JSON
+TRANSIENT_STATUS = (
+    429,
+    502,
+    503,
+    504,
+)  # of a proxy before the server, whose body is not our JSON
 
 
-class Silence(AgentError):
-    """The server took a request and has not answered yet."""
-
-    code, status = "server_silent", 504
-
-
-def fault_of(problem: Mapping[str, Any], status: int) -> AgentError:
+def error_from_json(problem: Mapping[str, Any], status: int) -> AgentError:
     """The error behind `{"error", "code", ...}`."""
     facts = dict(problem.get("details") or {})
     facts |= {name: problem[name] for name in ("field", "request_id", "retry_after") if name in problem}
@@ -37,13 +36,13 @@ def fault_of(problem: Mapping[str, Any], status: int) -> AgentError:
     return error
 
 
-def foreign_fault(status: int) -> AgentError:
+def error_from_status(status: int) -> AgentError:
     """An answer that is not from the server itself, but from something in between."""
-    if status in PASSING_STATUS:
+    if status in TRANSIENT_STATUS:
         return ServerUnavailable(f"the server cannot be reached: something in between answered {status}")
     return AgentError(f"{status} without a holdfast error: is base_url the address of a holdfast server?")
 
 
-def is_passing(error: AgentError) -> bool:
+def is_transient(error: AgentError) -> bool:
     """Whether the same request may succeed later."""
-    return error.code in PASSING
+    return error.code in TRANSIENT_CODES

@@ -7,11 +7,12 @@ from datetime import date, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.client.base import Remote, given
-from holdfast.client.parsers import event_of, messages_of
+from holdfast.client.base import Remote, drop_none
+from holdfast.client.parsers import parse_event, parse_messages
 from holdfast.client.requests import Flow, get, post
 from holdfast.errors import InvalidArgument, LimitExceeded, ViewChanged
-from holdfast.log.identifiers import checked_id
+from holdfast.log.arguments import check_limit
+from holdfast.log.identifiers import check_id
 from holdfast.log.messages import Message
 from holdfast.session.export import FORMATS
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Remote)
 
 PAGE = 1000  # the most that the server gives at once
-TRIES = 20  # of reading a history that others change meanwhile
+TRIES = 20  # attempts to read a history that others change at the same time
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -37,26 +38,28 @@ def messages(self: Remote) -> Flow[list[Message]]:
 def history(self: Remote, limit: int | None = 10, role: str | None = None) -> Flow[list[Message]]:
     """The last `limit` messages, oldest first; None for all of them."""
     if limit is not None:
-        checked_limit(limit)
+        check_limit(limit)
     if role is not None:
         Message(role)  # refuses an unknown one
     for _ in range(TRIES):
-        found = yield from _pages(self, limit, role)
+        found = yield from _read_pages(self, limit, role)
         if found is not None:
             return found
     raise ViewChanged
 
 
-def _pages(self: Remote, limit: int | None, role: str | None) -> Flow[list[Message] | None]:
-    """The history from its end, page by page; None if it was changed meanwhile. Pages overlap by one message, so that
-    a change shows."""
+def _read_pages(self: Remote, limit: int | None, role: str | None) -> Flow[list[Message] | None]:
+    """The history from its end, page by page; None if it was changed between two pages.
+
+    Pages overlap by one message, so that a change shows.
+    """
     found: list[Message] = []
     size = PAGE
     while True:
         overlap = min(1, len(found))
         left = size if limit is None else min(size, limit - len(found) + overlap)
         try:
-            page = messages_of(
+            page = parse_messages(
                 (yield get(self._path("history"), limit=left, role=role, skip=max(0, len(found) - 1) or None))
             )
         except LimitExceeded:  # these messages carry large files
@@ -105,16 +108,16 @@ def send_message(self: Remote, message: Message | Mapping[str, Any], *, once: st
 
 def clear(self: Remote, *, actor: str | None = None) -> Flow[None]:
     """Empty the messages and temp; system, state and facts stay, and so does the log."""
-    yield post(self._path("clear"), given(actor=actor))
+    yield post(self._path("clear"), drop_none(actor=actor))
     self._temp.clear()
 
 
 def search(self: Remote, query: str, limit: int = 20) -> Flow[list[Message]]:
     """The last `limit` messages that hold every word of the query, oldest first."""
-    checked_limit(limit)
+    check_limit(limit)
     if not isinstance(query, str):
         raise InvalidArgument(f"search takes words, not {type(query).__name__}")
-    return messages_of((yield get(self._path("search"), q=query, limit=limit)))
+    return parse_messages((yield get(self._path("search"), q=query, limit=limit)))
 
 
 def rewind(self: Remote, to: int, *, actor: str | None = None) -> Flow[None]:
@@ -122,7 +125,7 @@ def rewind(self: Remote, to: int, *, actor: str | None = None) -> Flow[None]:
     if isinstance(to, bool) or not isinstance(to, int) or to < 1:
         head = (yield get(self._path()))["head"]
         raise InvalidArgument(f"{to!r} is not the number of an event of session {self.id!r}: use 1 to {head}")
-    yield post(self._path("rewind"), given(to=to, actor=actor))
+    yield post(self._path("rewind"), drop_none(to=to, actor=actor))
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -137,20 +140,20 @@ def events(
 ) -> Flow[list[Event]]:
     """The last `limit` events, oldest first; with `after`, the next ones after that number."""
     if limit is not None:
-        checked_limit(limit)
+        check_limit(limit)
     if after is not None and (isinstance(after, bool) or not isinstance(after, int) or after < 0):
         raise InvalidArgument(f"after={after!r}: use the number of the last event you have, or 0")
     if limit == 0:
         return []
-    query: dict[str, Any] = {"since": _moment(since), "types": types_of(types)}
+    query: dict[str, Any] = {"since": _format_since(since), "types": types_of(types)}
     if after is None and limit is not None and limit <= PAGE:
-        return [event_of(each) for each in (yield get(self._path("events"), limit=limit, **query))["events"]]
+        return [parse_event(each) for each in (yield get(self._path("events"), limit=limit, **query))["events"]]
     found: list[Event] = []
     at: int | None = after or 0
     while at is not None and (limit is None or after is None or len(found) < limit):
         left = PAGE if limit is None or after is None else min(PAGE, limit - len(found))
         page = yield get(self._path("events"), after=at, limit=left, **query)
-        found += [event_of(each) for each in page["events"]]
+        found += [parse_event(each) for each in page["events"]]
         at = page["next"]
     return found if after is not None or limit is None else found[-limit:]
 
@@ -160,7 +163,7 @@ def types_of(types: str | Sequence[str] | None) -> list[str] | None:
     return [types] if isinstance(types, str) else list(types or ()) or None
 
 
-def _moment(since: object) -> str | None:
+def _format_since(since: object) -> str | None:
     if since is None or isinstance(since, str):
         return since
     if isinstance(since, date):  # and so is a datetime
@@ -196,13 +199,13 @@ def to_dict(self: Remote) -> Flow[dict[str, Any]]:
 def fork(self: R, session_id: str | None = None, at: int | None = None) -> Flow[R]:
     """A new session that shares the past up to `at` (now, by default) and goes its own way. Copies nothing."""
     if session_id is not None:
-        checked_id(session_id)
-    return self._sibling((yield post(self._path("fork"), given(id=session_id, at=at))), self.agent)
+        check_id(session_id)
+    return self._other_session((yield post(self._path("fork"), drop_none(id=session_id, at=at))), self.agent)
 
 
 def forks(self: R) -> Flow[list[R]]:
     """The sessions that were forked from this one, oldest first."""
-    return [self._sibling(each) for each in (yield get(self._path("forks")))["sessions"]]
+    return [self._other_session(each) for each in (yield get(self._path("forks")))["sessions"]]
 
 
 def parent(self: Remote) -> Flow[str | None]:
@@ -219,7 +222,7 @@ def compare(self: Remote, other: Remote) -> Flow[Comparison]:
         raise InvalidArgument(f"compare takes another session of the server, not {type(other).__name__}")
     query: dict[str, Any] = {"with": other.id}
     found = yield get(self._path("compare"), **query)
-    return Comparison(**{side: messages_of(found, side) for side in ("common", "mine", "theirs")})
+    return Comparison(**{side: parse_messages(found, side) for side in ("common", "mine", "theirs")})
 
 
 def brief(self: Remote) -> Flow[str]:
@@ -233,12 +236,5 @@ def successor(self: R, session_id: str | None = None) -> Flow[R]:
     """A new session for the same task: it begins with the brief, and has this one's facts, system prompt, owner,
     metadata, work_dir, budget and retention. The old session stays as it is."""
     if session_id is not None:
-        checked_id(session_id)
-    return self._sibling((yield post(self._path("successor"), given(id=session_id))), self.agent)
-
-
-def checked_limit(limit: object) -> None:
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise InvalidArgument(f"limit={limit!r}: use a whole number")
-    if limit < 0:
-        raise InvalidArgument(f"limit={limit} is negative: use 0 or more")
+        check_id(session_id)
+    return self._other_session((yield post(self._path("successor"), drop_none(id=session_id))), self.agent)

@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.client.base import Remote, given
-from holdfast.client.parsers import Pruned, context_of, pruned_of, usage_of
+from holdfast.client.base import Remote, drop_none
+from holdfast.client.parsers import Pruned, parse_context, parse_pruned, parse_usage
 from holdfast.client.requests import Flow, get, post, put
-from holdfast.client.waiting import patiently
+from holdfast.client.runs import wait_for_run
 from holdfast.errors import InvalidArgument
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
@@ -89,7 +89,7 @@ def retention(self: Remote) -> Flow[dict[str, Any] | None]:
 
 def usage(self: Remote) -> Flow[Usage]:
     """Tokens of every model call of this session."""
-    return usage_of((yield get(self._path("usage")))["usage"])
+    return parse_usage((yield get(self._path("usage")))["usage"])
 
 
 def cost(self: Remote) -> Flow[float]:
@@ -114,7 +114,7 @@ def change(
     active_agent: str | None = UNCHANGED,
 ) -> Flow[None]:
     """Change what is given, keep the rest."""
-    asked = fields_of(
+    asked = encode_fields(
         title=title,
         metadata=metadata,
         work_dir=work_dir,
@@ -126,7 +126,7 @@ def change(
     yield put(self._path(), asked)
 
 
-def fields_of(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - what a session takes
+def encode_fields(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - what a session takes
     """The fields of a session as JSON, those that are meant."""
     found = {name: value for name, value in fields.items() if value is not UNCHANGED}
     if "metadata" in found:
@@ -147,23 +147,23 @@ def fields_of(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - what a session
 
 def pause(self: Remote, reason: str | None = None, *, actor: str | None = None) -> Flow[None]:
     """Run no turn until it is resumed; one that is running stops at its next step."""
-    yield post(self._path("pause"), given(reason=reason, actor=actor))
+    yield post(self._path("pause"), drop_none(reason=reason, actor=actor))
 
 
 def close(self: Remote, reason: str | None = None, *, actor: str | None = None) -> Flow[None]:
     """End the session and drop temp; everything stays readable, and `reopen` brings it back."""
-    yield post(self._path("close"), given(reason=reason, actor=actor))
+    yield post(self._path("close"), drop_none(reason=reason, actor=actor))
     self._temp.clear()
 
 
 def archive(self: Remote, reason: str | None = None, *, actor: str | None = None) -> Flow[None]:
     """Put the session away; `reopen` brings it back."""
-    yield post(self._path("archive"), given(reason=reason, actor=actor))
+    yield post(self._path("archive"), drop_none(reason=reason, actor=actor))
 
 
 def reopen(self: Remote, reason: str | None = None, *, actor: str | None = None) -> Flow[None]:
     """Bring a closed or archived session back."""
-    yield post(self._path("reopen"), given(reason=reason, actor=actor))
+    yield post(self._path("reopen"), drop_none(reason=reason, actor=actor))
 
 
 # -- what a model sees -------------------------------------------------------------------------------------------------
@@ -184,16 +184,16 @@ def prune(
     cannot travel to a server: use one of the names."""
     if not isinstance(strategy, str):
         raise InvalidArgument("a strategy of your own cannot travel to a server: use one of the names")
-    limits = given(window_size=window_size, threshold=threshold, max_tokens=max_tokens)
-    body = given(strategy=strategy, dry_run=dry_run, actor=actor, **limits)
-    if agent is not None or strategy in ("summarize_old", "token_budget"):  # the others decide by rules, unless told
-        body |= given(agent_id=self._agent_id(agent))
-    return pruned_of((yield from patiently(post(self._path("prune"), body, waits=True))))
+    limits = drop_none(window_size=window_size, threshold=threshold, max_tokens=max_tokens)
+    body = drop_none(strategy=strategy, dry_run=dry_run, actor=actor, **limits)
+    if agent is not None or strategy in ("summarize_old", "token_budget"):  # the others need no model
+        body |= drop_none(agent_id=self._agent_id(agent))
+    return parse_pruned((yield from wait_for_run(post(self._path("prune"), body, waits=True))))
 
 
 def undo_prune(self: Remote, *, actor: str | None = None) -> Flow[bool]:
     """Bring back what the newest prune or compaction took out of the view; False if there is none to undo."""
-    return bool((yield post(self._path("undo_prune"), given(actor=actor)))["undone"])
+    return bool((yield post(self._path("undo_prune"), drop_none(actor=actor)))["undone"])
 
 
 def context(self: Remote, call: int | None = None, *, agent: str | Agent | None = None) -> Flow[Context]:
@@ -202,27 +202,27 @@ def context(self: Remote, call: int | None = None, *, agent: str | Agent | None 
     if call is not None and (isinstance(call, bool) or not isinstance(call, int) or not 1 <= call <= MAX_SEQ):
         raise InvalidArgument(f"call={call!r}: use the number of a model.called event; events(types=...) lists them")
     asked = self._agent_id(agent) if call is None else None
-    return context_of((yield get(self._path("context"), call=call, agent_id=asked)))
+    return parse_context((yield get(self._path("context"), call=call, agent_id=asked)))
 
 
 # -- what must stay, and what must go ----------------------------------------------------------------------------------
 
 
 def hold(self: Remote, reason: str, *, actor: str | None = None) -> Flow[None]:
-    """Keep everything as it is, whatever the retention says, until `release`."""
-    yield post(self._path("hold"), given(reason=reason, actor=actor))
+    """Keep everything as it is until `release`, also after its retention has ended."""
+    yield post(self._path("hold"), drop_none(reason=reason, actor=actor))
 
 
 def release(self: Remote, reason: str | None = None, *, actor: str | None = None) -> Flow[None]:
     """End a hold; or let a session whose turn is parked, failed or waiting go when its time is up."""
-    yield post(self._path("release"), given(reason=reason, actor=actor))
+    yield post(self._path("release"), drop_none(reason=reason, actor=actor))
 
 
 def redact(self: Remote, seq: int, *, reason: str, actor: str | None = None) -> Flow[Redacted]:
     """Remove the payload of one event, and of every event that repeats its text; their hashes stay."""
     from holdfast.session.compliance import Redacted
 
-    found = yield post(self._path("redact"), given(seq=seq, reason=reason, actor=actor))
+    found = yield post(self._path("redact"), drop_none(seq=seq, reason=reason, actor=actor))
     return Redacted(seq=found["seq"], also=list(found["also"]))
 
 
@@ -230,7 +230,7 @@ def erase(self: Remote, *, reason: str, actor: str | None = None) -> Flow[Erased
     """Remove every payload of this session for good, immutable or not. The hashes stay. A hold forbids it."""
     from holdfast.session.compliance import Erased
 
-    found = yield post(self._path("erase"), given(reason=reason, actor=actor))
+    found = yield post(self._path("erase"), drop_none(reason=reason, actor=actor))
     return Erased(
         sessions=list(found["sessions"]),
         events=found["events"],

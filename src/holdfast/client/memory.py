@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from holdfast.client.base import Remote, given
-from holdfast.client.requests import Flow, awaited, blocking, delete, get, place, post, put
+from holdfast.client.base import Remote, drop_none
+from holdfast.client.requests import Flow, async_method, delete, get, post, put, sync_method, url_path
 from holdfast.errors import AgentError, InvalidArgument
-from holdfast.log.identifiers import checked_owner
+from holdfast.log.arguments import check_limit
+from holdfast.log.identifiers import check_owner
 from holdfast.memory.service import (
     MAX_LIMIT,
     Remembered,
     Source,
-    checked_confidence,
-    checked_key,
-    checked_kind,
-    checked_limit,
-    checked_query,
-    checked_text,
+    check_confidence,
+    check_key,
+    check_kind,
+    check_query,
+    check_text,
 )
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
-    from holdfast.client.transport import Wire
+    from holdfast.client.transport import Transport
 
 PAGE = MAX_LIMIT - 1  # memories that the server gives at once
 _list = list  # here, `list` is the method that lists memories
@@ -33,8 +33,8 @@ _list = list  # here, `list` is the method that lists memories
 class Base:
     """Where the memories are."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Transport) -> None:
+        self._transport = wire
 
 
 def store(
@@ -50,10 +50,10 @@ def store(
     app_name: str | None = None,
 ) -> Flow[Remembered]:
     """Keep a text under a key, durably; the same key again replaces it."""
-    body = given(text=checked_text(text), kind=checked_kind(kind), confidence=checked_confidence(confidence))
-    body |= _expiry(expires) | given(source=None if source is None else _source(source))
-    where = _scope(user_id, app_name)
-    return remembered((yield put(place("memory", checked_key(key)), body, **where)))
+    body = drop_none(text=check_text(text), kind=check_kind(kind), confidence=check_confidence(confidence))
+    body |= _expiry_fields(expires) | drop_none(source=None if source is None else _source_fields(source))
+    where = _owner_fields(user_id, app_name)
+    return parse_memory((yield put(url_path("memory", check_key(key)), body, **where)))
 
 
 def recall(
@@ -62,11 +62,11 @@ def recall(
     """The memories under these keys, in the order asked; those that are not there are left out."""
     if not isinstance(keys, Iterable):
         raise InvalidArgument(f"recall takes a key or a list of keys, not {type(keys).__name__}")
-    wanted = [checked_key(key) for key in ([keys] if isinstance(keys, str) else keys)]
+    wanted = [check_key(key) for key in ([keys] if isinstance(keys, str) else keys)]
     found: _list[Remembered] = []
     for key in wanted:
         try:
-            found.append(remembered((yield get(place("memory", key), **_scope(user_id, app_name)))))
+            found.append(parse_memory((yield get(url_path("memory", key), **_owner_fields(user_id, app_name)))))
         except AgentError as error:
             if error.code != "not_found":
                 raise
@@ -84,16 +84,16 @@ def search(
     app_name: str | None = None,
 ) -> Flow[_list[Remembered]]:
     """The memories that fit the query, best first."""
-    body = {"query": checked_query(query), "limit": checked_limit(limit)} | given(
-        kind=None if kind is None else checked_kind(kind),
-        min_confidence=None if min_confidence is None else checked_confidence(min_confidence, "min_confidence"),
+    body = {"query": check_query(query), "limit": check_limit(limit, MAX_LIMIT)} | drop_none(
+        kind=None if kind is None else check_kind(kind),
+        min_confidence=None if min_confidence is None else check_confidence(min_confidence, "min_confidence"),
     )
-    return _all((yield post("/memory/search", body | _scope(user_id, app_name))))
+    return _parse_memories((yield post("/memory/search", body | _owner_fields(user_id, app_name))))
 
 
 def forget(self: Base, key: str, *, user_id: str | None = None, app_name: str | None = None) -> Flow[bool]:
     """Remove a memory for good, with every earlier version of it; False if there was none."""
-    gone: bool = (yield delete(place("memory", checked_key(key)), **_scope(user_id, app_name)))["deleted"]
+    gone: bool = (yield delete(url_path("memory", check_key(key)), **_owner_fields(user_id, app_name)))["deleted"]
     return gone
 
 
@@ -107,13 +107,13 @@ def list(
     app_name: str | None = None,
 ) -> Flow[_list[Remembered]]:
     """Memories in order of key; `after` is the last key of the page before."""
-    checked_limit(limit)
-    query = given(kind=None if kind is None else checked_kind(kind)) | _scope(user_id, app_name)
-    at = None if after is None else checked_key(after)
+    check_limit(limit, MAX_LIMIT)
+    query = drop_none(kind=None if kind is None else check_kind(kind)) | _owner_fields(user_id, app_name)
+    at = None if after is None else check_key(after)
     found: _list[Remembered] = []
     while len(found) < limit:
         page = yield get("/memory", limit=min(PAGE, limit - len(found)), after=at, **query)
-        found += _all(page)
+        found += _parse_memories(page)
         at = page["next"]
         if at is None:
             break
@@ -125,10 +125,10 @@ def ingest_from_session(self: Base, session: Remote, *, model: str | Agent | Non
     if not isinstance(session, Remote):
         raise InvalidArgument(f"{session!r} is no session of a server: open it with client.open(id)")
     asked = None if model is None else session._agent_id(model)
-    return _all((yield post(session._path("memory"), given(agent_id=asked))))
+    return _parse_memories((yield post(session._path("memory"), drop_none(agent_id=asked))))
 
 
-def remembered(data: dict[str, Any]) -> Remembered:
+def parse_memory(data: dict[str, Any]) -> Remembered:
     """A memory as the server tells it."""
     times = {name: data[name] for name in ("expires_at", "created_at", "updated_at")}
     source = data["source"]
@@ -139,15 +139,15 @@ def remembered(data: dict[str, Any]) -> Remembered:
     )
 
 
-def _all(data: dict[str, Any]) -> _list[Remembered]:
-    return [remembered(each) for each in data["memories"]]
+def _parse_memories(data: dict[str, Any]) -> _list[Remembered]:
+    return [parse_memory(each) for each in data["memories"]]
 
 
-def _scope(user_id: str | None, app_name: str | None) -> dict[str, Any]:
-    return given(user_id=checked_owner(user_id, "user_id"), app_name=checked_owner(app_name, "app_name"))
+def _owner_fields(user_id: str | None, app_name: str | None) -> dict[str, Any]:
+    return drop_none(user_id=check_owner(user_id, "user_id"), app_name=check_owner(app_name, "app_name"))
 
 
-def _expiry(expires: timedelta | float | datetime | None) -> dict[str, Any]:
+def _expiry_fields(expires: timedelta | float | datetime | None) -> dict[str, Any]:
     if isinstance(expires, datetime):
         return {"expires_at": (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).isoformat()}
     if isinstance(expires, timedelta):
@@ -159,7 +159,7 @@ def _expiry(expires: timedelta | float | datetime | None) -> dict[str, Any]:
     return {"expires_in": expires}
 
 
-def _source(source: object) -> dict[str, Any]:
+def _source_fields(source: object) -> dict[str, Any]:
     session, seqs = source if isinstance(source, tuple) and len(source) == 2 else (source, ())
     numbers = [seqs] if isinstance(seqs, int) else _list(seqs) if isinstance(seqs, Iterable) else [None]
     if not isinstance(session, Remote) or not all(
@@ -172,20 +172,20 @@ def _source(source: object) -> dict[str, Any]:
 class RemoteMemory(Base):
     """`client.memory.search("where does she live?", user_id="alice")`."""
 
-    store = blocking(store)
-    recall = blocking(recall)
-    search = blocking(search)
-    forget = blocking(forget)
-    list = blocking(list)
-    ingest_from_session = blocking(ingest_from_session)
+    store = sync_method(store)
+    recall = sync_method(recall)
+    search = sync_method(search)
+    forget = sync_method(forget)
+    list = sync_method(list)
+    ingest_from_session = sync_method(ingest_from_session)
 
 
 class AsyncRemoteMemory(Base):
     """`await client.memory.search("where does she live?", user_id="alice")`."""
 
-    store = awaited(store)
-    recall = awaited(recall)
-    search = awaited(search)
-    forget = awaited(forget)
-    list = awaited(list)
-    ingest_from_session = awaited(ingest_from_session)
+    store = async_method(store)
+    recall = async_method(recall)
+    search = async_method(search)
+    forget = async_method(forget)
+    list = async_method(list)
+    ingest_from_session = async_method(ingest_from_session)

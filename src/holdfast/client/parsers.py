@@ -19,41 +19,41 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def message_of(data: Mapping[str, Any]) -> Message:
+def parse_message(data: Mapping[str, Any]) -> Message:
     message = Message.of(data)
     message.seq = data.get("seq")
     return message
 
 
-def messages_of(answer: Mapping[str, Any], name: str = "messages") -> list[Message]:
-    return [message_of(each) for each in answer[name]]
+def parse_messages(answer: Mapping[str, Any], name: str = "messages") -> list[Message]:
+    return [parse_message(each) for each in answer[name]]
 
 
-def event_of(data: Mapping[str, Any]) -> Event:
+def parse_event(data: Mapping[str, Any]) -> Event:
     """An event as a log gives it. Its payload came as JSON: the salted bytes behind its hash stay with the server."""
     event = Event.__new__(Event)
-    event.seq, event.type, event.at = data["seq"], data["type"], microseconds(data["at"])
+    event.seq, event.type, event.at = data["seq"], data["type"], parse_microseconds(data["at"])
     event.v, event.run, event.branch = data.get("v", 1), data.get("run"), data.get("branch")
     event.author, event.actor = data.get("author"), data.get("actor")
-    event.body, event.tomb = (None, b"") if data.get("erased") else (b"", None)
+    event.body, event.tombstone = (None, b"") if data.get("erased") else (b"", None)
     event.hash = bytes.fromhex(data.get("hash") or "")
     event._data = data.get("data") or {}
     return event
 
 
-def microseconds(text: str) -> int:
+def parse_microseconds(text: str) -> int:
     return (datetime.fromisoformat(text) - _EPOCH) // _MICROSECOND
 
 
-def usage_of(data: Mapping[str, Any]) -> Usage:
+def parse_usage(data: Mapping[str, Any]) -> Usage:
     return Usage(**{name: data.get(name, 0) for name in Usage.__dataclass_fields__})
 
 
-def pending_of(data: Mapping[str, Any]) -> Pending:
+def parse_pending(data: Mapping[str, Any]) -> Pending:
     return Pending(**{name: data[name] for name in Pending.__dataclass_fields__ if name in data})
 
 
-def response_of(data: Mapping[str, Any]) -> Response:
+def parse_response(data: Mapping[str, Any]) -> Response:
     """What POST /message answers."""
     return Response(
         text=data.get("response") or "",
@@ -61,17 +61,17 @@ def response_of(data: Mapping[str, Any]) -> Response:
         tool_calls=[
             ToolCall(id=each["id"], name=each["name"], arguments=each["arguments"]) for each in data["tool_calls"]
         ],
-        usage=usage_of(data["usage"]),
+        usage=parse_usage(data["usage"]),
         steps=data["steps"],
-        messages=messages_of(data) if "messages" in data else [],
+        messages=parse_messages(data) if "messages" in data else [],
         status=data.get("status", "finished"),
-        pending=[pending_of(each) for each in data.get("pending", ())],
+        pending=[parse_pending(each) for each in data.get("pending", ())],
         run_id=data["run_id"],
         stop_reason=data.get("stop_reason"),
     )
 
 
-def context_of(data: Mapping[str, Any]) -> Context:
+def parse_context(data: Mapping[str, Any]) -> Context:
     from holdfast.turn.sent_context import Context, ContextPart
 
     parts = []
@@ -83,7 +83,7 @@ def context_of(data: Mapping[str, Any]) -> Context:
                 text=each["text"],
                 tokens=each["tokens"],
                 seq=each.get("seq"),
-                message=None if message is None else message_of(message),
+                message=None if message is None else parse_message(message),
             )
         )
     rest: dict[str, Any] = {
@@ -144,7 +144,7 @@ class Pruned:
         return f"<{self.strategy}: {len(self.removed)} messages {did} the view, {len(self.kept)} stay>"
 
 
-def pruned_of(data: Mapping[str, Any]) -> Pruned:
+def parse_pruned(data: Mapping[str, Any]) -> Pruned:
     return Pruned(
         strategy=data["strategy"],
         dry_run=data["dry_run"],
@@ -167,16 +167,16 @@ class Run:
     agent_id: str | None = None
     created_at: datetime | None = None
     response: Response | None = None  # once it is finished
-    error: dict[str, Any] | None = field(default=None)  # once it failed: what a caller was told
+    error: dict[str, Any] | None = field(default=None)  # once it failed: the error that a caller gets
 
 
-def run_of(data: Mapping[str, Any]) -> Run:
+def parse_run(data: Mapping[str, Any]) -> Run:
     created, answer = data.get("created_at"), data.get("response")
     return Run(
         run_id=data["run_id"],
         status=data["status"],
         agent_id=data.get("agent_id"),
         created_at=None if created is None else datetime.fromisoformat(created),
-        response=response_of(answer) if isinstance(answer, Mapping) else None,
+        response=parse_response(answer) if isinstance(answer, Mapping) else None,
         error=data.get("error"),
     )

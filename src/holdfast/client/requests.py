@@ -12,10 +12,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 from urllib.parse import quote
 
-from holdfast.clock import REAL
+from holdfast.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from holdfast.client.transport import Wire
+    from holdfast.client.transport import Transport
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,42 +42,42 @@ Flow = Generator[Call, Any, T]
 
 
 def get(path: str, *, is_text: bool = False, **query: object) -> Call:
-    return Call(method="GET", path=path, query=_given(query), is_text=is_text)
+    return Call(method="GET", path=path, query=_drop_none(query), is_text=is_text)
 
 
 def post(path: str, body: Mapping[str, Any] | None = None, *, key: str | None = None, waits: bool = False) -> Call:
-    return Call(method="POST", path=path, body=body or {}, key=key or REAL.new(), waits=waits)
+    return Call(method="POST", path=path, body=body or {}, key=key or SYSTEM_CLOCK.new_id(), waits=waits)
 
 
 def put(path: str, body: Mapping[str, Any], **query: object) -> Call:
-    return Call(method="PUT", path=path, query=_given(query), body=body, key=REAL.new())
+    return Call(method="PUT", path=path, query=_drop_none(query), body=body, key=SYSTEM_CLOCK.new_id())
 
 
 def delete(path: str, **query: object) -> Call:
-    return Call(method="DELETE", path=path, query=_given(query), key=REAL.new())
+    return Call(method="DELETE", path=path, query=_drop_none(query), key=SYSTEM_CLOCK.new_id())
 
 
-def _given(query: Mapping[str, object]) -> dict[str, Any]:
+def _drop_none(query: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in query.items() if value is not None}
 
 
-def place(*steps: str) -> str:
+def url_path(*steps: str) -> str:
     """A path of steps that may hold any character. Dots are written out, or `..` would be taken for a way up."""
     return "".join("/" + (quote(step, safe="") if step.strip(".") else step.replace(".", "%2E")) for step in steps)
 
 
-class Holder(Protocol):
-    """Whatever has methods that are flows: a client, a session, its facts."""
+class HasTransport(Protocol):
+    """An object with methods that are flows: a client, a session, its facts."""
 
     @property
-    def _wire(self) -> Wire: ...
+    def _transport(self) -> Transport: ...
 
 
-S = TypeVar("S", bound=Holder)
-S_contra = TypeVar("S_contra", bound=Holder, contravariant=True)
+S = TypeVar("S", bound=HasTransport)
+S_contra = TypeVar("S_contra", bound=HasTransport, contravariant=True)
 
 
-def performed(wire: Wire, flow: Flow[T]) -> T:
+def perform(wire: Transport, flow: Flow[T]) -> T:
     """Perform a flow on this thread."""
     try:
         call = next(flow)
@@ -93,7 +93,7 @@ def performed(wire: Wire, flow: Flow[T]) -> T:
         return found
 
 
-async def performed_async(wire: Wire, flow: Flow[T]) -> T:
+async def perform_async(wire: Transport, flow: Flow[T]) -> T:
     """The same, awaited."""
     try:
         call = next(flow)
@@ -109,27 +109,27 @@ async def performed_async(wire: Wire, flow: Flow[T]) -> T:
         return found
 
 
-def blocking(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[S, P], T]:
+def sync_method(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[S, P], T]:
     """The method that performs a flow: `history = blocking(talk.history)`."""
 
     @wraps(flow)
     def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return performed(self._wire, flow(self, *args, **kwargs))
+        return perform(self._transport, flow(self, *args, **kwargs))
 
     return method
 
 
-def awaited(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+def async_method(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """The method that awaits a flow."""
 
     @wraps(flow)
     async def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await performed_async(self._wire, flow(self, *args, **kwargs))
+        return await perform_async(self._transport, flow(self, *args, **kwargs))
 
     return method
 
 
-class reading(Generic[S_contra, T_co]):
+class remote_property(Generic[S_contra, T_co]):
     """A property that performs a flow each time it is read: `status = reading(about.status)`."""
 
     def __init__(self, flow: Callable[[S_contra], Flow[T_co]]) -> None:
@@ -137,11 +137,11 @@ class reading(Generic[S_contra, T_co]):
         self.__doc__ = flow.__doc__
 
     @overload
-    def __get__(self, holder: None, owner: object) -> reading[S_contra, T_co]: ...
+    def __get__(self, holder: None, owner: object) -> remote_property[S_contra, T_co]: ...
     @overload
     def __get__(self, holder: S_contra, owner: object) -> T_co: ...
-    def __get__(self, holder: S_contra | None, owner: object) -> T_co | reading[S_contra, T_co]:
-        return self if holder is None else performed(holder._wire, self._flow(holder))
+    def __get__(self, holder: S_contra | None, owner: object) -> T_co | remote_property[S_contra, T_co]:
+        return self if holder is None else perform(holder._transport, self._flow(holder))
 
     def __set__(self, holder: object, value: object) -> None:
         raise AttributeError("this is read from the server: change(...) changes what can be changed")

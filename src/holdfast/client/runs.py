@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from holdfast.client.base import Remote, given
-from holdfast.client.parsers import Run, pending_of, response_of, run_of
-from holdfast.client.requests import Call, Flow, get, place, post
+from holdfast.client.base import Remote, drop_none
+from holdfast.client.parsers import Run, parse_pending, parse_response, parse_run
+from holdfast.client.requests import Call, Flow, get, post, url_path
 from holdfast.client.stream import RunTail
-from holdfast.client.waiting import patiently
-from holdfast.errors import AgentError, SchemaValidationError
-from holdfast.log.identifiers import checked_name
+from holdfast.errors import AgentError, SchemaValidationError, ServerSilent
+from holdfast.log.identifiers import check_name
 from holdfast.log.messages import Message
+from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
 from holdfast.turn.response import Pending, Response
 
 if TYPE_CHECKING:
@@ -26,67 +26,39 @@ R = TypeVar("R", bound=Remote)
 Question = str | Message | Mapping[str, Any]
 
 
-def run(
-    self: Remote,
-    message: Question,
-    *,
-    agent: str | Agent | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    tool_choice: str | None = None,
-    stop: Sequence[str] | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-    on_busy: str | None = None,
-) -> Flow[Response]:
-    """Ask, and wait for the answer. If the connection breaks, the run goes on and this attaches to it again. `on_busy`
-    is what happens if the session is busy: "enqueue" (the default), "reject" or "interrupt"."""
-    body = _asked(self, message, agent, None, temperature, max_tokens, tool_choice, stop, metadata, timeout, on_busy)
-    return response_of((yield from _answered(self, post(self._path("message"), body, waits=True))))
+class RemoteCallOptions(CallOptions, total=False):
+    """The options of the library, and one of the server."""
+
+    on_busy: str | None  # if the session is busy: "enqueue" (the default), "reject" or "interrupt"
 
 
-def json(
-    self: Remote,
-    message: Question,
-    *,
-    schema: object,
-    agent: str | Agent | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    stop: Sequence[str] | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-    on_busy: str | None = None,
-) -> Flow[Response]:
+def run(self: Remote, message: Question, **options: Unpack[RemoteCallOptions]) -> Flow[Response]:
+    """Ask, and wait for the answer. If the connection breaks, the run continues and this call attaches to it again.
+
+    Options: agent, temperature, max_tokens, tool_choice, stop, metadata, timeout, on_busy.
+    """
+    body = _run_body(self, "run", message, None, options)
+    return parse_response((yield from _wait_or_cancel(self, post(self._path("message"), body, waits=True))))
+
+
+def json(self: Remote, message: Question, *, schema: object, **options: Unpack[RemoteCallOptions]) -> Flow[Response]:
     """Ask for `response.output` of a shape: a pydantic model, dataclass, TypedDict or JSON Schema. The server asks for
     its JSON Schema, the instance is made here."""
-    shape = shape_of(schema)
-    body = _asked(self, message, agent, shape, temperature, max_tokens, None, stop, metadata, timeout, on_busy)
-    return shaped(shape, response_of((yield from _answered(self, post(self._path("message"), body, waits=True)))))
+    shape = output_shape(schema)
+    body = _run_body(self, "json", message, shape, options)
+    response = parse_response((yield from _wait_or_cancel(self, post(self._path("message"), body, waits=True))))
+    return parse_output(shape, response)
 
 
-def streamed(
-    self: Remote,
-    message: Question,
-    *,
-    agent: str | Agent | None = None,
-    schema: object = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    tool_choice: str | None = None,
-    stop: Sequence[str] | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    timeout: float | None = None,
-    on_busy: str | None = None,
-) -> RunTail:
-    """Ask, and see the answer come. Leaving the loop early cancels the turn; a lost connection does not: the stream
-    reconnects by itself."""
-    shape = None if schema is None else shape_of(schema)
-    body = _asked(self, message, agent, shape, temperature, max_tokens, tool_choice, stop, metadata, timeout, on_busy)
+def stream(self: Remote, message: Question, *, schema: object = None, **options: Unpack[RemoteCallOptions]) -> RunTail:
+    """Ask, and get the answer event by event. Leaving the loop early cancels the turn; a lost connection does not: the
+    stream reconnects by itself."""
+    shape = None if schema is None else output_shape(schema)
+    body = _run_body(self, "stream", message, shape, options)
 
     def finish(response: Response) -> Response:
         self._temp.clear()
-        return shaped(shape, response)
+        return parse_output(shape, response)
 
     return RunTail(post(self._path("message", "stream"), body), finish)
 
@@ -95,80 +67,83 @@ def resume(
     self: Remote, agent: str | Agent | None = None, *, reason: str | None = None, actor: str | None = None
 ) -> Flow[Response | None]:
     """Un-pause if paused; then finish the unfinished or decided turn, if there is one, and return its response."""
-    body = self._with_agent(agent, reason=reason, actor=actor)
-    found = yield from _answered(self, post(self._path("resume"), body, waits=True))
-    return None if found["status"] == "idle" else response_of(found)
+    body = self._body_with_agent(agent, reason=reason, actor=actor)
+    found = yield from _wait_or_cancel(self, post(self._path("resume"), body, waits=True))
+    return None if found["status"] == "idle" else parse_response(found)
 
 
-def _asked(
-    self: Remote,
-    message: Question,
-    agent: str | Agent | None,
-    shape: OutputShape | None,
-    temperature: float | None,
-    max_tokens: int | None,
-    tool_choice: str | None,
-    stop: Sequence[str] | None,
-    metadata: Mapping[str, Any] | None,
-    timeout: float | None,
-    on_busy: str | None,
+def _run_body(
+    self: Remote, method: str, message: Question, shape: OutputShape | None, options: RemoteCallOptions
 ) -> dict[str, Any]:
-    return self._with_agent(
-        agent,
+    """The JSON body of a question. Raises TypeError for an unknown option."""
+    refuse_unknown_options(method, options, RemoteCallOptions)
+    metadata = options.get("metadata")
+    return self._body_with_agent(
+        options.get("agent"),
         message=message if isinstance(message, str) else Message.of(message).to_dict(),
         schema=None if shape is None else shape.schema,
-        temperature=temperature,
-        max_tokens=max_tokens,
-        tool_choice=tool_choice,
-        stop=[stop] if isinstance(stop, str) else None if stop is None else list(stop),
         metadata=None if metadata is None else dict(metadata),
-        timeout=timeout,
-        on_busy=on_busy,
+        timeout=options.get("timeout"),
+        on_busy=options.get("on_busy"),
+        **model_options(options),
     )
 
 
-def _answered(self: Remote, call: Call) -> Flow[Any]:
-    """The answer of a run. Somebody who stops waiting for it (a cancelled task, Ctrl-C) has cancelled it."""
+def _wait_or_cancel(self: Remote, call: Call) -> Flow[Any]:
+    """The answer of a run. A caller that stops waiting for it (a cancelled task, Ctrl-C) cancels the run."""
     try:
-        found = yield from patiently(call)
+        found = yield from wait_for_run(call)
     except AgentError:
         raise
     except BaseException:
-        yield from cancel_asked(self, call)
+        yield from cancel_by_key(self, call)
         raise
     self._temp.clear()  # it is for one run
     return found
 
 
-def leave(self: Remote, tail: RunTail) -> Flow[None]:
-    """Cancel the run of a stream that nobody reads any more."""
+def cancel_stream(self: Remote, tail: RunTail) -> Flow[None]:
+    """Cancel the run of a stream that is not read any more."""
     if tail.run_id is None:
-        yield from cancel_asked(self, tail.call())
+        yield from cancel_by_key(self, tail.call())
     elif not tail.is_over:
         yield from cancel(self, tail.run_id)
 
 
-def cancel_asked(self: Remote, call: Call) -> Flow[None]:
+def cancel_by_key(self: Remote, call: Call) -> Flow[None]:
     """Cancel the run that a call asked for, of which only the key is known."""
     assert call.key is not None
     try:
         yield post(self._path("runs", call.key, "cancel"))
     except AgentError:
-        pass  # it is over, or nobody can be told
+        pass  # the run is over, or the server cannot be reached
+
+
+def wait_for_run(call: Call) -> Flow[Any]:
+    """The answer to a call that waits for a run. A server that is silent but alive is asked again, under the same key:
+    that attaches to the same run, however long it takes."""
+    while True:
+        try:
+            return (yield call)
+        except ServerSilent:
+            yield get("/health")  # raises if no server is there any more
+        except AgentError as error:
+            if error.code != "key_in_use":
+                raise
 
 
 # -- the shape of an answer --------------------------------------------------------------------------------------------
 
 
-def shape_of(schema: object) -> OutputShape:
+def output_shape(schema: object) -> OutputShape:
     from holdfast.schema.output import OutputShape
 
     return OutputShape(schema)
 
 
-def shaped(shape: OutputShape | None, response: Response) -> Response:
+def parse_output(shape: OutputShape | None, response: Response) -> Response:
     """The response with its output as an instance. The server checked what a JSON Schema says; a type may say more."""
-    from holdfast.schema.output import BadOutput
+    from holdfast.errors import BadOutput
 
     if shape is None or response.status != "finished":
         return response
@@ -183,22 +158,22 @@ def shaped(shape: OutputShape | None, response: Response) -> Response:
 
 def pending(self: Remote) -> Flow[list[Pending]]:
     """The calls that wait for a person's decision."""
-    return [pending_of(each) for each in (yield get(self._path("approvals")))["pending"]]
+    return [parse_pending(each) for each in (yield get(self._path("approvals")))["pending"]]
 
 
 def approve(self: Remote, call_id: str, *, actor: str | None = None) -> Flow[None]:
     """Let a waiting call run, at the next `resume()`; from any process."""
-    yield post(self._path("approvals", checked_name(call_id, "call_id")), given(approved=True, actor=actor))
+    yield post(self._path("approvals", check_name(call_id, "call_id")), drop_none(approved=True, actor=actor))
 
 
 def deny(self: Remote, call_id: str, reason: str | None = None, *, actor: str | None = None) -> Flow[None]:
-    """Refuse a waiting call; the model is told so, and why."""
-    body = given(approved=False, reason=reason, actor=actor)
-    yield post(self._path("approvals", checked_name(call_id, "call_id")), body)
+    """Refuse a waiting call; the model gets the refusal and its reason."""
+    body = drop_none(approved=False, reason=reason, actor=actor)
+    yield post(self._path("approvals", check_name(call_id, "call_id")), body)
 
 
 def unfinished(self: Remote) -> Flow[Unfinished | None]:
-    """The turn that a crash cut, if there is one and nobody is at work on it. A server takes it up by itself."""
+    """The turn that a crash cut, if there is one and no process works on it. A server resumes it by itself."""
     from holdfast.session.turns import Unfinished
 
     found = (yield get(self._path("unfinished")))["unfinished"]
@@ -207,17 +182,17 @@ def unfinished(self: Remote) -> Flow[Unfinished | None]:
 
 def runs(self: Remote, limit: int | None = None) -> Flow[list[Run]]:
     """The runs of this session, newest first."""
-    return [run_of(each) for each in (yield get(self._path("runs"), limit=limit))["runs"]]
+    return [parse_run(each) for each in (yield get(self._path("runs"), limit=limit))["runs"]]
 
 
 def get_run(self: Remote, run_id: str) -> Flow[Run]:
     """One run, with its response once it is finished."""
-    return run_of((yield get(self._path("runs", checked_name(run_id, "run_id")))))
+    return parse_run((yield get(self._path("runs", check_name(run_id, "run_id")))))
 
 
 def cancel(self: Remote, run_id: str) -> Flow[None]:
     """End a run, queued or under way; what it showed so far is in the log."""
-    yield post(self._path("runs", checked_name(run_id, "run_id"), "cancel"))
+    yield post(self._path("runs", check_name(run_id, "run_id"), "cancel"))
 
 
 def replay(self: R, agent: str | Agent | None = None) -> Flow[Replay]:
@@ -227,10 +202,10 @@ def replay(self: R, agent: str | Agent | None = None) -> Flow[Replay]:
     """
     from holdfast.turn.replay import Difference, Replay
 
-    found = yield from patiently(post(self._path("replay"), self._with_agent(agent), waits=True))
+    found = yield from wait_for_run(post(self._path("replay"), self._body_with_agent(agent), waits=True))
     first, fork = found["first_difference"], found["session_id"]
     return Replay(
         turns=found["turns"],
         first_difference=None if first is None else Difference(**first),
-        session=None if fork is None else self._sibling((yield get(place("sessions", fork))), self.agent),
+        session=None if fork is None else self._other_session((yield get(url_path("sessions", fork))), self.agent),
     )

@@ -13,19 +13,19 @@ from contextlib import aclosing, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from holdfast.client import history as talk
-from holdfast.client import lifecycle as keeping
-from holdfast.client import runs as turns
-from holdfast.client import state as scopes
+from holdfast.client import history as history_flows
+from holdfast.client import lifecycle as lifecycle_flows
+from holdfast.client import runs as run_flows
+from holdfast.client import state as state_flows
 from holdfast.client.base import Remote
 from holdfast.client.facts import AsyncRemoteFacts, RemoteFacts
-from holdfast.client.requests import Flow, awaited, blocking, performed, performed_async, reading
+from holdfast.client.requests import Flow, async_method, perform, perform_async, remote_property, sync_method
 from holdfast.client.stream import LogTail, RunTail
 from holdfast.errors import AgentError, InvalidArgument
 from holdfast.session.turns import AsyncStream
 
 if TYPE_CHECKING:
-    from holdfast.client.transport import Wire
+    from holdfast.client.transport import Transport
     from holdfast.log.events import Event
     from holdfast.policy.retention import Retention
     from holdfast.turn.stream_events import StreamEvent
@@ -34,52 +34,54 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _asking(flow: Callable[Concatenate[RemoteSession, P], Flow[T]]) -> Callable[Concatenate[RemoteSession, P], T]:
+def _ask_method(flow: Callable[Concatenate[RemoteSession, P], Flow[T]]) -> Callable[Concatenate[RemoteSession, P], T]:
     """A thread that asks again has left its last stream: that turn is cancelled first."""
 
     @wraps(flow)
     def method(self: RemoteSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
         self._close_abandoned()
-        return performed(self._wire, flow(self, *args, **kwargs))
+        return perform(self._transport, flow(self, *args, **kwargs))
 
     return method
 
 
-def _streaming(
+def _stream_method(
     tail: Callable[Concatenate[Remote, P], RunTail],
 ) -> Callable[Concatenate[RemoteSession, P], Iterator[StreamEvent]]:
     @wraps(tail)
     def method(self: RemoteSession, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[StreamEvent]:
         found = tail(self, *args, **kwargs)
         self._close_abandoned()
-        events = _told(self, found)
+        events = _stream_events(self, found)
         self._streams[threading.get_ident()] = events
         return events
 
     return method
 
 
-def _streaming_async(tail: Callable[Concatenate[Remote, P], RunTail]) -> Callable[Concatenate[Remote, P], AsyncStream]:
+def _stream_method_async(
+    tail: Callable[Concatenate[Remote, P], RunTail],
+) -> Callable[Concatenate[Remote, P], AsyncStream]:
     @wraps(tail)
     def method(self: Remote, /, *args: P.args, **kwargs: P.kwargs) -> AsyncStream:
-        return AsyncStream(_told_async(self, tail(self, *args, **kwargs)))
+        return AsyncStream(_stream_events_async(self, tail(self, *args, **kwargs)))
 
     return method
 
 
-def _told(session: Remote, tail: RunTail) -> Iterator[StreamEvent]:
+def _stream_events(session: Remote, tail: RunTail) -> Iterator[StreamEvent]:
     try:
-        yield from session._wire.follow(tail)
+        yield from session._transport.follow(tail)
     except AgentError:
         raise  # the run failed, or cannot be reached: neither cancels it
-    except BaseException:  # somebody left the loop, or was interrupted in it
+    except BaseException:  # the caller left the loop, or was interrupted in it
         with suppress(AgentError):
-            performed(session._wire, turns.leave(session, tail))
+            perform(session._transport, run_flows.cancel_stream(session, tail))
         raise
 
 
-async def _told_async(session: Remote, tail: RunTail) -> AsyncIterator[StreamEvent]:
-    events: Any = session._wire.follow_async(tail)
+async def _stream_events_async(session: Remote, tail: RunTail) -> AsyncIterator[StreamEvent]:
+    events: Any = session._transport.follow_async(tail)
     try:
         async with aclosing(events):
             async for event in events:
@@ -88,20 +90,20 @@ async def _told_async(session: Remote, tail: RunTail) -> AsyncIterator[StreamEve
         raise
     except BaseException:
         with suppress(AgentError):
-            await performed_async(session._wire, turns.leave(session, tail))
+            await perform_async(session._transport, run_flows.cancel_stream(session, tail))
         raise
 
 
 def _log_tail(session: Remote, after: int, types: str | Sequence[str] | None) -> LogTail:
     if isinstance(after, bool) or not isinstance(after, int) or after < 0:
         raise InvalidArgument(f"after={after!r}: use the number of the last event you have, or 0")
-    return LogTail(session._path("events"), after, talk.types_of(types))
+    return LogTail(session._path("events"), after, history_flows.types_of(types))
 
 
 class RemoteSession(Remote):
     """A durable conversation that a server keeps and runs: `client.session("user-123").run("hello")`."""
 
-    def __init__(self, wire: Wire, data: Mapping[str, Any], agent: str | None = None) -> None:
+    def __init__(self, wire: Transport, data: Mapping[str, Any], agent: str | None = None) -> None:
         super().__init__(wire, data, agent)
         self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: the stream that it has not finished
 
@@ -112,70 +114,70 @@ class RemoteSession(Remote):
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    run = _asking(turns.run)
-    run_async = awaited(turns.run)
-    json = _asking(turns.json)
-    json_async = awaited(turns.json)
-    stream = _streaming(turns.streamed)
-    stream_async = _streaming_async(turns.streamed)
-    resume = blocking(turns.resume)
-    resume_async = awaited(turns.resume)
-    pending = reading(turns.pending)
-    approve = blocking(turns.approve)
-    approve_async = awaited(turns.approve)
-    deny = blocking(turns.deny)
-    deny_async = awaited(turns.deny)
-    unfinished = reading(turns.unfinished)
-    runs = blocking(turns.runs)
-    get_run = blocking(turns.get_run)
-    cancel = blocking(turns.cancel)
-    replay = blocking(turns.replay)
-    replay_async = awaited(turns.replay)
+    run = _ask_method(run_flows.run)
+    run_async = async_method(run_flows.run)
+    json = _ask_method(run_flows.json)
+    json_async = async_method(run_flows.json)
+    stream = _stream_method(run_flows.stream)
+    stream_async = _stream_method_async(run_flows.stream)
+    resume = sync_method(run_flows.resume)
+    resume_async = async_method(run_flows.resume)
+    pending = remote_property(run_flows.pending)
+    approve = sync_method(run_flows.approve)
+    approve_async = async_method(run_flows.approve)
+    deny = sync_method(run_flows.deny)
+    deny_async = async_method(run_flows.deny)
+    unfinished = remote_property(run_flows.unfinished)
+    runs = sync_method(run_flows.runs)
+    get_run = sync_method(run_flows.get_run)
+    cancel = sync_method(run_flows.cancel)
+    replay = sync_method(run_flows.replay)
+    replay_async = async_method(run_flows.replay)
 
     # -- history ---------------------------------------------------------------------------------------------------
 
-    messages = reading(talk.messages)
-    history = blocking(talk.history)
-    history_async = awaited(talk.history)
-    __len__ = blocking(talk.length)
-    add_message = blocking(talk.add_message)
-    add_messages = blocking(talk.add_messages)
-    send_message = blocking(talk.send_message)
-    send_message_async = awaited(talk.send_message)
-    clear = blocking(talk.clear)
-    search = blocking(talk.search)
-    search_async = awaited(talk.search)
-    rewind = blocking(talk.rewind)
-    events = blocking(talk.events)
-    events_async = awaited(talk.events)
-    verify = blocking(talk.verify)
-    verify_async = awaited(talk.verify)
-    export = blocking(talk.export)
-    export_async = awaited(talk.export)
-    to_dict = blocking(talk.to_dict)
-    fork = blocking(talk.fork)
-    forks = blocking(talk.forks)
-    parent = reading(talk.parent)
-    compare = blocking(talk.compare)
-    brief = blocking(talk.brief)
-    brief_async = awaited(talk.brief)
-    successor = blocking(talk.successor)
-    successor_async = awaited(talk.successor)
+    messages = remote_property(history_flows.messages)
+    history = sync_method(history_flows.history)
+    history_async = async_method(history_flows.history)
+    __len__ = sync_method(history_flows.length)
+    add_message = sync_method(history_flows.add_message)
+    add_messages = sync_method(history_flows.add_messages)
+    send_message = sync_method(history_flows.send_message)
+    send_message_async = async_method(history_flows.send_message)
+    clear = sync_method(history_flows.clear)
+    search = sync_method(history_flows.search)
+    search_async = async_method(history_flows.search)
+    rewind = sync_method(history_flows.rewind)
+    events = sync_method(history_flows.events)
+    events_async = async_method(history_flows.events)
+    verify = sync_method(history_flows.verify)
+    verify_async = async_method(history_flows.verify)
+    export = sync_method(history_flows.export)
+    export_async = async_method(history_flows.export)
+    to_dict = sync_method(history_flows.to_dict)
+    fork = sync_method(history_flows.fork)
+    forks = sync_method(history_flows.forks)
+    parent = remote_property(history_flows.parent)
+    compare = sync_method(history_flows.compare)
+    brief = sync_method(history_flows.brief)
+    brief_async = async_method(history_flows.brief)
+    successor = sync_method(history_flows.successor)
+    successor_async = async_method(history_flows.successor)
 
     def follow(self, after: int = 0, types: str | Sequence[str] | None = None) -> Iterator[Event]:
         """The events of the log after a number, then those to come, for as long as you listen."""
-        return self._wire.follow(_log_tail(self, after, types))
+        return self._transport.follow(_log_tail(self, after, types))
 
     # -- state and facts -------------------------------------------------------------------------------------------
 
-    set_state = blocking(scopes.set_state)
-    put_state = blocking(scopes.set_state)
-    get_state = blocking(scopes.get_state)
-    delete_state = blocking(scopes.delete_state)
-    update_state = blocking(scopes.update_state)
-    state = reading(scopes.state)
-    scope_state = blocking(scopes.scope_state)
-    state_at = blocking(scopes.state_at)
+    set_state = sync_method(state_flows.set_state)
+    put_state = sync_method(state_flows.set_state)
+    get_state = sync_method(state_flows.get_state)
+    delete_state = sync_method(state_flows.delete_state)
+    update_state = sync_method(state_flows.update_state)
+    state = remote_property(state_flows.state)
+    scope_state = sync_method(state_flows.scope_state)
+    state_at = sync_method(state_flows.state_at)
 
     @property
     def facts(self) -> RemoteFacts:
@@ -183,40 +185,40 @@ class RemoteSession(Remote):
 
     # -- what it is, and how it is kept ----------------------------------------------------------------------------
 
-    about = blocking(keeping.about)
-    change = blocking(keeping.change)
-    status = reading(keeping.status)
-    head = reading(keeping.head)
-    system = reading(keeping.system)
-    work_dir = reading(keeping.work_dir)
-    updated_at = reading(keeping.updated_at)
-    held = reading(keeping.held)
-    usage = reading(keeping.usage)
-    cost = reading(keeping.cost)
-    budget = reading(keeping.budget)
-    pause = blocking(keeping.pause)
-    pause_async = awaited(keeping.pause)
-    close = blocking(keeping.close)
-    close_async = awaited(keeping.close)
-    archive = blocking(keeping.archive)
-    archive_async = awaited(keeping.archive)
-    reopen = blocking(keeping.reopen)
-    reopen_async = awaited(keeping.reopen)
-    prune = blocking(keeping.prune)
-    prune_async = awaited(keeping.prune)
-    undo_prune = blocking(keeping.undo_prune)
-    context = blocking(keeping.context)
-    context_async = awaited(keeping.context)
-    hold = blocking(keeping.hold)
-    release = blocking(keeping.release)
-    redact = blocking(keeping.redact)
-    redact_async = awaited(keeping.redact)
-    erase = blocking(keeping.erase)
-    erase_async = awaited(keeping.erase)
+    about = sync_method(lifecycle_flows.about)
+    change = sync_method(lifecycle_flows.change)
+    status = remote_property(lifecycle_flows.status)
+    head = remote_property(lifecycle_flows.head)
+    system = remote_property(lifecycle_flows.system)
+    work_dir = remote_property(lifecycle_flows.work_dir)
+    updated_at = remote_property(lifecycle_flows.updated_at)
+    held = remote_property(lifecycle_flows.held)
+    usage = remote_property(lifecycle_flows.usage)
+    cost = remote_property(lifecycle_flows.cost)
+    budget = remote_property(lifecycle_flows.budget)
+    pause = sync_method(lifecycle_flows.pause)
+    pause_async = async_method(lifecycle_flows.pause)
+    close = sync_method(lifecycle_flows.close)
+    close_async = async_method(lifecycle_flows.close)
+    archive = sync_method(lifecycle_flows.archive)
+    archive_async = async_method(lifecycle_flows.archive)
+    reopen = sync_method(lifecycle_flows.reopen)
+    reopen_async = async_method(lifecycle_flows.reopen)
+    prune = sync_method(lifecycle_flows.prune)
+    prune_async = async_method(lifecycle_flows.prune)
+    undo_prune = sync_method(lifecycle_flows.undo_prune)
+    context = sync_method(lifecycle_flows.context)
+    context_async = async_method(lifecycle_flows.context)
+    hold = sync_method(lifecycle_flows.hold)
+    release = sync_method(lifecycle_flows.release)
+    redact = sync_method(lifecycle_flows.redact)
+    redact_async = async_method(lifecycle_flows.redact)
+    erase = sync_method(lifecycle_flows.erase)
+    erase_async = async_method(lifecycle_flows.erase)
 
     @property
     def title(self) -> str | None:
-        return performed(self._wire, keeping.title(self))
+        return perform(self._transport, lifecycle_flows.title(self))
 
     @title.setter
     def title(self, value: str | None) -> None:
@@ -224,7 +226,7 @@ class RemoteSession(Remote):
 
     @property
     def active_agent(self) -> str | None:
-        return performed(self._wire, keeping.active_agent(self))
+        return perform(self._transport, lifecycle_flows.active_agent(self))
 
     @active_agent.setter
     def active_agent(self, value: str | None) -> None:
@@ -232,7 +234,7 @@ class RemoteSession(Remote):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return performed(self._wire, keeping.metadata(self))
+        return perform(self._transport, lifecycle_flows.metadata(self))
 
     @metadata.setter
     def metadata(self, value: Mapping[str, Any]) -> None:
@@ -241,7 +243,7 @@ class RemoteSession(Remote):
     @property
     def retention(self) -> dict[str, Any] | None:
         """How long the session is kept and in what form, as it was given; None if nothing was."""
-        return performed(self._wire, keeping.retention(self))
+        return perform(self._transport, lifecycle_flows.retention(self))
 
     @retention.setter
     def retention(self, value: Retention | Mapping[str, Any]) -> None:
@@ -251,79 +253,79 @@ class RemoteSession(Remote):
 class AsyncRemoteSession(Remote):
     """The same with everything awaited: `await (await client.session("user-123")).run("hello")`."""
 
-    run = awaited(turns.run)
-    json = awaited(turns.json)
-    stream = _streaming_async(turns.streamed)
-    resume = awaited(turns.resume)
-    pending = awaited(turns.pending)
-    approve = awaited(turns.approve)
-    deny = awaited(turns.deny)
-    unfinished = awaited(turns.unfinished)
-    runs = awaited(turns.runs)
-    get_run = awaited(turns.get_run)
-    cancel = awaited(turns.cancel)
-    replay = awaited(turns.replay)
+    run = async_method(run_flows.run)
+    json = async_method(run_flows.json)
+    stream = _stream_method_async(run_flows.stream)
+    resume = async_method(run_flows.resume)
+    pending = async_method(run_flows.pending)
+    approve = async_method(run_flows.approve)
+    deny = async_method(run_flows.deny)
+    unfinished = async_method(run_flows.unfinished)
+    runs = async_method(run_flows.runs)
+    get_run = async_method(run_flows.get_run)
+    cancel = async_method(run_flows.cancel)
+    replay = async_method(run_flows.replay)
 
-    messages = awaited(talk.messages)
-    history = awaited(talk.history)
-    length = awaited(talk.length)
-    add_message = awaited(talk.add_message)
-    add_messages = awaited(talk.add_messages)
-    send_message = awaited(talk.send_message)
-    clear = awaited(talk.clear)
-    search = awaited(talk.search)
-    rewind = awaited(talk.rewind)
-    events = awaited(talk.events)
-    verify = awaited(talk.verify)
-    export = awaited(talk.export)
-    to_dict = awaited(talk.to_dict)
-    fork = awaited(talk.fork)
-    forks = awaited(talk.forks)
-    parent = awaited(talk.parent)
-    compare = awaited(talk.compare)
-    brief = awaited(talk.brief)
-    successor = awaited(talk.successor)
+    messages = async_method(history_flows.messages)
+    history = async_method(history_flows.history)
+    length = async_method(history_flows.length)
+    add_message = async_method(history_flows.add_message)
+    add_messages = async_method(history_flows.add_messages)
+    send_message = async_method(history_flows.send_message)
+    clear = async_method(history_flows.clear)
+    search = async_method(history_flows.search)
+    rewind = async_method(history_flows.rewind)
+    events = async_method(history_flows.events)
+    verify = async_method(history_flows.verify)
+    export = async_method(history_flows.export)
+    to_dict = async_method(history_flows.to_dict)
+    fork = async_method(history_flows.fork)
+    forks = async_method(history_flows.forks)
+    parent = async_method(history_flows.parent)
+    compare = async_method(history_flows.compare)
+    brief = async_method(history_flows.brief)
+    successor = async_method(history_flows.successor)
 
     def follow(self, after: int = 0, types: str | Sequence[str] | None = None) -> AsyncIterator[Event]:
         """The events of the log after a number, then those to come, for as long as you listen."""
-        return self._wire.follow_async(_log_tail(self, after, types))
+        return self._transport.follow_async(_log_tail(self, after, types))
 
-    set_state = awaited(scopes.set_state)
-    put_state = awaited(scopes.set_state)
-    get_state = awaited(scopes.get_state)
-    delete_state = awaited(scopes.delete_state)
-    update_state = awaited(scopes.update_state)
-    state = awaited(scopes.state)
-    scope_state = awaited(scopes.scope_state)
-    state_at = awaited(scopes.state_at)
+    set_state = async_method(state_flows.set_state)
+    put_state = async_method(state_flows.set_state)
+    get_state = async_method(state_flows.get_state)
+    delete_state = async_method(state_flows.delete_state)
+    update_state = async_method(state_flows.update_state)
+    state = async_method(state_flows.state)
+    scope_state = async_method(state_flows.scope_state)
+    state_at = async_method(state_flows.state_at)
 
     @property
     def facts(self) -> AsyncRemoteFacts:
         return AsyncRemoteFacts(self)
 
-    about = awaited(keeping.about)
-    change = awaited(keeping.change)
-    status = awaited(keeping.status)
-    head = awaited(keeping.head)
-    title = awaited(keeping.title)
-    active_agent = awaited(keeping.active_agent)
-    metadata = awaited(keeping.metadata)
-    retention = awaited(keeping.retention)
-    system = awaited(keeping.system)
-    work_dir = awaited(keeping.work_dir)
-    updated_at = awaited(keeping.updated_at)
-    held = awaited(keeping.held)
-    usage = awaited(keeping.usage)
-    cost = awaited(keeping.cost)
-    budget = awaited(keeping.budget)
-    pause = awaited(keeping.pause)
-    close = awaited(keeping.close)
-    archive = awaited(keeping.archive)
-    reopen = awaited(keeping.reopen)
-    prune = awaited(keeping.prune)
-    undo_prune = awaited(keeping.undo_prune)
-    context = awaited(keeping.context)
-    hold = awaited(keeping.hold)
-    release = awaited(keeping.release)
-    redact = awaited(keeping.redact)
-    erase = awaited(keeping.erase)
+    about = async_method(lifecycle_flows.about)
+    change = async_method(lifecycle_flows.change)
+    status = async_method(lifecycle_flows.status)
+    head = async_method(lifecycle_flows.head)
+    title = async_method(lifecycle_flows.title)
+    active_agent = async_method(lifecycle_flows.active_agent)
+    metadata = async_method(lifecycle_flows.metadata)
+    retention = async_method(lifecycle_flows.retention)
+    system = async_method(lifecycle_flows.system)
+    work_dir = async_method(lifecycle_flows.work_dir)
+    updated_at = async_method(lifecycle_flows.updated_at)
+    held = async_method(lifecycle_flows.held)
+    usage = async_method(lifecycle_flows.usage)
+    cost = async_method(lifecycle_flows.cost)
+    budget = async_method(lifecycle_flows.budget)
+    pause = async_method(lifecycle_flows.pause)
+    close = async_method(lifecycle_flows.close)
+    archive = async_method(lifecycle_flows.archive)
+    reopen = async_method(lifecycle_flows.reopen)
+    prune = async_method(lifecycle_flows.prune)
+    undo_prune = async_method(lifecycle_flows.undo_prune)
+    context = async_method(lifecycle_flows.context)
+    hold = async_method(lifecycle_flows.hold)
+    release = async_method(lifecycle_flows.release)
+    redact = async_method(lifecycle_flows.redact)
+    erase = async_method(lifecycle_flows.erase)

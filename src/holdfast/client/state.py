@@ -10,7 +10,7 @@ from holdfast.client.base import Remote
 from holdfast.client.requests import Flow, delete, get, put
 from holdfast.errors import Conflict, InvalidArgument
 from holdfast.log import codec
-from holdfast.log.identifiers import checked_name
+from holdfast.log.identifiers import check_name
 from holdfast.session.state import SCOPES
 
 
@@ -24,7 +24,7 @@ def set_state(self: Remote, name: str, value: Any, scope: str = "session") -> Fl
 
 
 def get_state(self: Remote, name: str, scope: str = "session", default: Any = None) -> Flow[Any]:  # noqa: ANN401
-    """The value of a name now, whoever set it in whichever process."""
+    """The value of a name now, set by any process."""
     if _is_temp(name, scope):
         return copy.deepcopy(self._temp.get(name, default))
     found = yield get(self._path("state", name), scope=scope)
@@ -42,7 +42,7 @@ def delete_state(self: Remote, name: str, scope: str = "session") -> Flow[bool]:
 def update_state(self: Remote, name: str, change: Callable[[Any], Any], scope: str = "session") -> Flow[Any]:
     """Replace a value by a function of it, atomically across threads and processes; returns the new value.
 
-    `change` is called again if somebody else wrote first, so it should do nothing but compute.
+    `change` is called again if another process wrote first, so it should do nothing but compute.
     """
     is_temp = _is_temp(name, scope)
     if not callable(change):
@@ -85,7 +85,7 @@ def state_at(self: Remote, seq: int) -> Flow[dict[str, Any]]:
 
 
 def _is_temp(name: str, scope: str) -> bool:
-    checked_name(name, "a state name")
+    check_name(name, "a state name")
     if scope not in SCOPES:
         raise InvalidArgument(f"unknown scope {scope!r}: use one of {', '.join(SCOPES)}")
     return scope == "temp"

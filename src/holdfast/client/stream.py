@@ -1,5 +1,4 @@
-"""The frames of a stream as the library's own events, across connections that break: nothing is lost, nothing told
-twice."""
+"""The frames of a stream as the library's own events, over several connections: none is lost, none comes twice."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from holdfast.client.errors import fault_of
-from holdfast.client.parsers import event_of, response_of, usage_of
+from holdfast.client.errors import error_from_json
+from holdfast.client.parsers import parse_event, parse_response, parse_usage
 from holdfast.client.requests import Call, get
 from holdfast.log import codec
 from holdfast.log.messages import Message
@@ -40,40 +39,42 @@ class RunTail:
 
     def __init__(self, call: Call, finish: Callable[[Response], Response]) -> None:
         self._call, self._finish = call, finish
-        self._last: str | None = None
-        self._step = _Step()
+        self._last_event_id: str | None = None
+        self._step = _StepDeduplicator()
         self._agent: str | None = None  # whose step it is
         self.run_id: str | None = None
         self.is_over = False
 
     def call(self) -> Call:
-        return replace(self._call, last_event=self._last, is_stream=True)
+        return replace(self._call, last_event=self._last_event_id, is_stream=True)
 
-    def opened(self, headers: httpx2.Headers) -> None:
+    def on_open(self, headers: httpx2.Headers) -> None:
         self.run_id = headers.get("x-run-id") or self.run_id
 
-    def take(self, event: str, id: str, data: str) -> Iterator[StreamEvent]:
+    def read_frame(self, event: str, id: str, data: str) -> Iterator[StreamEvent]:
         if event == "ping" or not data:
             return
-        self._last = id or self._last
+        self._last_event_id = id or self._last_event_id
         found: dict[str, Any] = codec.decode(data.encode())
         if event == "error":
             self.is_over = True
-            raise fault_of(found, found.get("status", 500))
+            raise error_from_json(found, found.get("status", 500))
         if event == "done":
             self.is_over = True
-            response = self._finish(response_of(found["response"]))
-            yield TurnDone(usage=usage_of(found["usage"]), steps=found["steps"], response=response, agent=self._agent)
+            response = self._finish(parse_response(found["response"]))
+            yield TurnDone(
+                usage=parse_usage(found["usage"]), steps=found["steps"], response=response, agent=self._agent
+            )
             return
-        told = _told(event, found)
+        told = _parse_frame(event, found)
         if isinstance(told, MessageStart):
             self.run_id, self._agent = told.run_id, told.agent
         if told is not None:
-            for each in self._step.new(told):
+            for each in self._step.new_events(told):
                 yield each if self._agent is None else replace(each, agent=self._agent)
 
 
-def _told(event: str, data: Mapping[str, Any]) -> StreamEvent | None:
+def _parse_frame(event: str, data: Mapping[str, Any]) -> StreamEvent | None:
     """A frame as the library has it; None for one that this version does not know."""
     if event == "message_start":
         return MessageStart(run_id=data["run_id"], step=data["step"], agent=data.get("agent"))
@@ -89,7 +90,7 @@ def _told(event: str, data: Mapping[str, Any]) -> StreamEvent | None:
     if event == "content_block_stop":
         return ContentBlockStop(index=data["index"])
     if event == "message_delta":
-        return MessageDelta(stop_reason=data["stop_reason"], usage=usage_of(data["usage"]))
+        return MessageDelta(stop_reason=data["stop_reason"], usage=parse_usage(data["usage"]))
     if event == "message_stop":
         return MessageStop()
     if event == "tool_progress":
@@ -100,79 +101,79 @@ def _told(event: str, data: Mapping[str, Any]) -> StreamEvent | None:
     return None
 
 
-class _Step:
-    """What was told of the step that is going on.
+class _StepDeduplicator:
+    """The events of the current step that the reader has.
 
-    A server that cannot go on in the middle of a reply begins to tell the step again. What a reader has of it already
-    is held back; if it turns out to be another reply, because the model was asked once more, it is told from its start.
+    A server that cannot continue in the middle of a reply sends the step again. Events that the reader has already are
+    kept back; if they turn out to be of another reply, because the model was asked once more, all of it is yielded.
     """
 
     def __init__(self) -> None:
         self._step = 0
-        self._told: list[tuple[object, str]] = []  # (what, index) and its text, deltas of one block joined
-        self._again: list[StreamEvent] | None = None  # held back, while the step is told again
-        self._at, self._offset = 0, 0  # up to where that is what was told before
+        self._blocks_seen: list[tuple[object, str]] = []  # (what, index) and its text, deltas of one block joined
+        self._replay_buffer: list[StreamEvent] | None = None  # events kept back while the server sends the step again
+        self._replay_block, self._replay_offset = 0, 0  # end of the part that equals what the reader has
 
-    def new(self, event: StreamEvent) -> Iterator[StreamEvent]:
+    def new_events(self, event: StreamEvent) -> Iterator[StreamEvent]:
         if isinstance(event, MessageStart):
-            if event.step == self._step and self._told:
-                self._again, self._at, self._offset = [event], 0, 0
+            if event.step == self._step and self._blocks_seen:
+                self._replay_buffer, self._replay_block, self._replay_offset = [event], 0, 0
                 return
-            self._step, self._told, self._again = event.step, [], None
+            self._step, self._blocks_seen, self._replay_buffer = event.step, [], None
             yield event
         elif isinstance(event, MessageStop):
-            self._told, self._again = [], None
+            self._blocks_seen, self._replay_buffer = [], None
             yield event
         elif not isinstance(event, _BLOCKS):
             yield event
-        elif self._again is None:
-            self._note(event)
+        elif self._replay_buffer is None:
+            self._record_block(event)
             yield event
         else:
-            yield from self._retold(event)
+            yield from self._skip_repeated(event)
 
-    def _note(self, event: StreamEvent) -> None:
-        what, text = _what(event)
-        if self._told and self._told[-1][0] == what:
-            text = self._told.pop()[1] + text
-        self._told.append((what, text))
+    def _record_block(self, event: StreamEvent) -> None:
+        what, text = _block_key_and_text(event)
+        if self._blocks_seen and self._blocks_seen[-1][0] == what:
+            text = self._blocks_seen.pop()[1] + text
+        self._blocks_seen.append((what, text))
 
-    def _retold(self, event: StreamEvent) -> Iterator[StreamEvent]:
-        assert self._again is not None
-        what, text = _what(event)
-        known, before = self._told[self._at]
-        if what != known and self._offset == len(before) and self._at + 1 < len(self._told):
-            self._at, self._offset = self._at + 1, 0
-            known, before = self._told[self._at]
-        rest, is_last = before[self._offset :], self._at + 1 == len(self._told)
+    def _skip_repeated(self, event: StreamEvent) -> Iterator[StreamEvent]:
+        assert self._replay_buffer is not None
+        what, text = _block_key_and_text(event)
+        known, before = self._blocks_seen[self._replay_block]
+        if what != known and self._replay_offset == len(before) and self._replay_block + 1 < len(self._blocks_seen):
+            self._replay_block, self._replay_offset = self._replay_block + 1, 0
+            known, before = self._blocks_seen[self._replay_block]
+        rest, is_last = before[self._replay_offset :], self._replay_block + 1 == len(self._blocks_seen)
         if what == known and rest.startswith(text):
-            self._offset += len(text)
-            self._again.append(event)
+            self._replay_offset += len(text)
+            self._replay_buffer.append(event)
         elif what == known and is_last and text.startswith(rest):  # here begins what is new
-            self._again = None
-            event = _from(event, len(rest))
-            self._note(event)
+            self._replay_buffer = None
+            event = _drop_prefix(event, len(rest))
+            self._record_block(event)
             yield event
         elif what != known and is_last and not rest:
-            self._again = None
-            self._note(event)
+            self._replay_buffer = None
+            self._record_block(event)
             yield event
         else:  # another reply
-            again, self._again, self._told = [*self._again, event], None, []
+            again, self._replay_buffer, self._blocks_seen = [*self._replay_buffer, event], None, []
             for each in again:
                 if not isinstance(each, MessageStart):
-                    self._note(each)
+                    self._record_block(each)
                 yield each
 
 
-def _what(event: StreamEvent) -> tuple[object, str]:
+def _block_key_and_text(event: StreamEvent) -> tuple[object, str]:
     index = (event.type, getattr(event, "index", 0))
     if isinstance(event, InputJSONDelta):
         return index, event.input_json
     return index, event.text if isinstance(event, TextDelta | ThinkingDelta) else "."
 
 
-def _from(event: StreamEvent, at: int) -> StreamEvent:
+def _drop_prefix(event: StreamEvent, at: int) -> StreamEvent:
     if isinstance(event, InputJSONDelta):
         return replace(event, input_json=event.input_json[at:])
     assert isinstance(event, TextDelta | ThinkingDelta)
@@ -180,7 +181,7 @@ def _from(event: StreamEvent, at: int) -> StreamEvent:
 
 
 class LogTail:
-    """The events of a log, from a point on and for as long as somebody listens. Live deltas between them pass by."""
+    """The events of a log, from a point on and for as long as they are read. Live deltas between them pass by."""
 
     is_over = False
 
@@ -190,16 +191,16 @@ class LogTail:
     def call(self) -> Call:
         return replace(get(self._path, after=self._after, types=self._types), is_stream=True)
 
-    def opened(self, headers: httpx2.Headers) -> None:
+    def on_open(self, headers: httpx2.Headers) -> None:
         pass
 
-    def take(self, event: str, id: str, data: str) -> Iterator[Event]:
+    def read_frame(self, event: str, id: str, data: str) -> Iterator[Event]:
         if event == "error":
             problem = codec.decode(data.encode())
-            raise fault_of(problem, problem.get("status", 500))
+            raise error_from_json(problem, problem.get("status", 500))
         if not id.isdigit() or "." not in event:
             return  # a delta, a ping
-        found = event_of(codec.decode(data.encode()))
+        found = parse_event(codec.decode(data.encode()))
         if found.seq > self._after:
             self._after = found.seq
             yield found

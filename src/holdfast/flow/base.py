@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.agent_base import Askable
+from holdfast.agent_base import BaseAgent
 from holdfast.errors import InvalidArgument
 from holdfast.plan import Plan, first_agent
 from holdfast.stores.base import SessionStore, Store
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from holdfast.session.session import Session
 
 
-class Flow(Askable):
+class Flow(BaseAgent):
     """Agents that answer together."""
 
     def __init__(
         self,
-        sub_agents: Sequence[Askable],
+        sub_agents: Sequence[BaseAgent],
         *,
         name: str | None = None,
         description: str | None = None,
@@ -30,10 +30,10 @@ class Flow(Askable):
         session: Session | None = None,
     ) -> None:
         kind = type(self).__name__
-        if isinstance(sub_agents, Askable) or not isinstance(sub_agents, Sequence):
+        if isinstance(sub_agents, BaseAgent) or not isinstance(sub_agents, Sequence):
             raise InvalidArgument(f"{kind}(sub_agents=[...]) takes a list of agents")
         for each in sub_agents:
-            if not isinstance(each, Askable):
+            if not isinstance(each, BaseAgent):
                 raise InvalidArgument(f"{kind}(sub_agents=[...]) takes agents, and a {type(each).__name__} is none")
         if not sub_agents:
             raise InvalidArgument(f"{kind}(sub_agents=[...]) needs at least one agent")
@@ -53,8 +53,8 @@ class Flow(Askable):
     def _plans(self) -> list[Plan]:
         return [each.plan() for each in self.sub_agents]
 
-    def _named(self) -> dict[str, int]:
-        """The place of each agent by its name, where somebody has to be told apart by it."""
+    def _index_by_name(self) -> dict[str, int]:
+        """Return the index of each agent by its name, for flows that choose agents by name."""
         found: dict[str, int] = {}
         for place, each in enumerate(self.sub_agents):
             if not each.name:
@@ -65,7 +65,7 @@ class Flow(Askable):
         return found
 
 
-def checked_number(value: object, what: str) -> int:
+def check_positive(value: object, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidArgument(f"{what}={value!r}: use a whole number above 0")
     return value

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import InvalidArgument
-from holdfast.flow.base import Flow, checked_number
-from holdfast.plan import Again
-from holdfast.tools.tool import EXIT, tool
+from holdfast.flow.base import Flow, check_positive
+from holdfast.plan import LoopPlan
+from holdfast.tools.tool import EXIT_LOOP, tool
 
 if TYPE_CHECKING:
     from holdfast.turn.response import Response
@@ -34,18 +34,20 @@ class LoopAgent(Flow):
         **options: Any,  # noqa: ANN401 - those of Flow
     ) -> None:
         super().__init__(sub_agents, **options)
-        self.max_iterations = checked_number(max_iterations, "max_iterations")
+        self.max_iterations = check_positive(max_iterations, "max_iterations")
         if condition is not None and not callable(condition):
             raise InvalidArgument("condition= is a function of a round's last response: True means go on")
         self.condition = condition
 
-    def plan(self) -> Again:
-        return Again(name=self.name, steps=self._plans(), most=self.max_iterations, goes_on=self.condition)
+    def plan(self) -> LoopPlan:
+        return LoopPlan(
+            name=self.name, steps=self._plans(), max_rounds=self.max_iterations, should_continue=self.condition
+        )
 
 
 def _exit() -> str:
-    """End the loop: what is there is good enough, and nobody needs to be asked again."""
+    """End the loop: the result is good enough, and no agent needs to be asked again."""
     raise AssertionError("the loop answers this call itself")
 
 
-exit_loop = replace(tool(name="exit_loop")(_exit), signal=EXIT)
+exit_loop = replace(tool(name="exit_loop")(_exit), signal=EXIT_LOOP)

@@ -10,21 +10,21 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from holdfast.agent import Agent
-from holdfast.agent_base import Askable
-from holdfast.errors import InvalidArgument
+from holdfast.agent_base import BaseAgent
+from holdfast.errors import BadOutput, InvalidArgument
 from holdfast.flow.base import Flow
 from holdfast.log import codec
 from holdfast.log.messages import Message
-from holdfast.plan import Choice, Relay
-from holdfast.schema.output import BadOutput, OutputShape
+from holdfast.plan import FallbackPlan, RoutingPlan
+from holdfast.schema.output import OutputShape
 
-ASK = """Decide who answers the user's last message. You do not answer it yourself.
+CHOOSER_PROMPT = """Decide who answers the user's last message. You do not answer it yourself.
 
 {agents}
 
 Reply with JSON: {{"agent": "<one of these names>"}}"""
 
-Strategy = Callable[[Message, Sequence[Askable]], Askable | str | Awaitable[Askable | str]]
+Strategy = Callable[[Message, Sequence[BaseAgent]], BaseAgent | str | Awaitable[BaseAgent | str]]
 
 
 class RoutingAgent(Flow):
@@ -32,8 +32,8 @@ class RoutingAgent(Flow):
 
     RoutingAgent(name="desk", model="openai:gpt-4o-mini", sub_agents=[billing, tech])
 
-    It goes by their names and descriptions. A model that names nobody is asked again; if it still does not, `default`
-    answers, and without one it is a `RoutingError`. What the router's own model says is in the log only.
+    It goes by their names and descriptions. A model that names no agent is asked again; after that `default` answers,
+    and without a default a `RoutingError` is raised. The replies of the router's own model are in the log only.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RoutingAgent(Flow):
         sub_agents: Any = (),  # noqa: ANN401 - as Flow has it
         *,
         instructions: str | None = None,
-        default: Askable | str | None = None,
+        default: BaseAgent | str | None = None,
         name: str | None = None,
         description: str | None = None,
         timeout: float = 120,
@@ -50,34 +50,35 @@ class RoutingAgent(Flow):
         **options: Any,  # noqa: ANN401 - those of the agent that decides: model, provider, api_key, ...
     ) -> None:
         super().__init__(sub_agents, name=name, description=description, timeout=timeout, store=store, session=session)
-        self._places = self._named()
-        self._default = None if default is None else self._place_of(default)
+        self._places = self._index_by_name()
+        self._default = None if default is None else self._default_index(default)
         lines = [f"- {each.name}: {each.description or 'no description'}" for each in self.sub_agents]
-        asked = ASK.format(agents="\n".join(lines)).replace("{", "{{").replace("}", "}}")
+        asked = CHOOSER_PROMPT.format(agents="\n".join(lines)).replace("{", "{{").replace("}", "}}")
         texts = [asked] if instructions is None else [instructions, asked]
         self._chooser = Agent(name=name, instructions="\n\n".join(texts), timeout=timeout, **options)
 
-    def _place_of(self, wanted: Askable | str) -> int:
+    def _default_index(self, wanted: BaseAgent | str) -> int:
         name = wanted if isinstance(wanted, str) else wanted.name
         if name not in self._places:
             raise InvalidArgument(f"default={name!r} is none of the agents: {', '.join(self._places)}")
         return self._places[name]
 
-    def plan(self) -> Choice:
-        chooser = replace(self._chooser.settings(), shape=_Names(self._places))
-        return Choice(name=self.name, chooser=chooser, steps=self._plans(), otherwise=self._default)
+    def plan(self) -> RoutingPlan:
+        chooser = replace(self._chooser.settings(), shape=_AgentChoice(self._places))
+        return RoutingPlan(name=self.name, chooser=chooser, steps=self._plans(), default_step=self._default)
 
 
-class _Names(OutputShape):
+class _AgentChoice(OutputShape):
     """The shape of a choice. A model that only says a name is understood too."""
 
     def __init__(self, places: dict[str, int]) -> None:
         self._places = places
         properties = {"agent": {"type": "string", "enum": list(places)}}
-        super().__init__({"type": "object", "properties": properties, "required": ["agent"]})
+        # Set as it is, without a check: this schema is ours, and the check imports jsonschema.
+        self.schema = {"type": "object", "properties": properties, "required": ["agent"]}
 
     def read(self, text: str) -> int:
-        said = _said(text)
+        said = _parse_agent_name(text)
         if said in self._places:
             return self._places[said]
         folded = said.casefold()
@@ -91,7 +92,7 @@ class _Names(OutputShape):
         raise BadOutput(f"{said[:80]!r} is none of {', '.join(self._places)}")
 
 
-def _said(text: str) -> str:
+def _parse_agent_name(text: str) -> str:
     """The name in a reply: in its JSON, wherever that stands; else the reply itself."""
     for piece in (text, *re.findall(r"\{[^{}]*\}", text)):
         try:
@@ -128,26 +129,26 @@ class Router(Flow):
         if not callable(strategy) and strategy not in ("fallback", "round_robin"):
             raise InvalidArgument(f"strategy={strategy!r}: use 'fallback', 'round_robin', or a function")
         self.strategy = strategy
-        self._places = self._named()
+        self._places = self._index_by_name()
         self._turns = itertools.count()
 
-    def plan(self) -> Relay:
-        return Relay(name=self.name, steps=self._plans(), order=self._order)
+    def plan(self) -> FallbackPlan:
+        return FallbackPlan(name=self.name, steps=self._plans(), order=self._choose_order)
 
-    def _order(self, question: Message) -> list[int] | Awaitable[list[int]]:
+    def _choose_order(self, question: Message) -> list[int] | Awaitable[list[int]]:
         if self.strategy == "fallback":
             return [0]
         if self.strategy == "round_robin":
             return [next(self._turns) % len(self.sub_agents)]
         assert callable(self.strategy)
         found = self.strategy(question, list(self.sub_agents))
-        return self._awaited(found) if inspect.isawaitable(found) else [self._chosen(found)]
+        return self._choose_async(found) if inspect.isawaitable(found) else [self._index_of_choice(found)]
 
-    async def _awaited(self, found: Awaitable[Askable | str]) -> list[int]:
-        return [self._chosen(await found)]
+    async def _choose_async(self, found: Awaitable[BaseAgent | str]) -> list[int]:
+        return [self._index_of_choice(await found)]
 
-    def _chosen(self, found: object) -> int:
-        name = found.name if isinstance(found, Askable) else found
+    def _index_of_choice(self, found: object) -> int:
+        name = found.name if isinstance(found, BaseAgent) else found
         if not isinstance(name, str) or name not in self._places:
             raise InvalidArgument(f"the strategy chose {name!r}, which is none of {', '.join(self._places)}")
         return self._places[name]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent_base import Askable
+from holdfast.agent_base import BaseAgent
 from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.messages import Message
 from holdfast.session.session import Session
-from holdfast.stores.documents import message_of
+from holdfast.stores.messages import message_of
 
 if TYPE_CHECKING:
     from holdfast.session.turns import AsyncStream
@@ -25,17 +25,17 @@ class Runner:
     The session may be given here or with each run; without one, each run has a throw-away session of its own.
     """
 
-    def __init__(self, agent: Askable, *, session: Session | None = None) -> None:
-        if not isinstance(agent, Askable):
+    def __init__(self, agent: BaseAgent, *, session: Session | None = None) -> None:
+        if not isinstance(agent, BaseAgent):
             raise InvalidArgument(f"Runner takes an agent or a flow, not {type(agent).__name__}")
         self.agent, self.session = agent, session
 
     def __repr__(self) -> str:
         return f"Runner({self.agent!r})"
 
-    def _in(self, session: Session | None) -> Session:
+    def _session_for(self, session: Session | None) -> Session:
         found = session if session is not None else self.session
-        return found if found is not None else self.agent._own()
+        return found if found is not None else self.agent.default_session()
 
     def run(
         self,
@@ -45,7 +45,7 @@ class Runner:
         **options: Any,  # noqa: ANN401
     ) -> Response:
         """Ask, and wait for the answer. Takes what `Session.run` takes."""
-        return self._in(session).run(message, agent=self.agent, **options)
+        return self._session_for(session).run(message, agent=self.agent, **options)
 
     async def run_async(
         self,
@@ -54,7 +54,7 @@ class Runner:
         session: Session | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Response:
-        return await self._in(session).run_async(message, agent=self.agent, **options)
+        return await self._session_for(session).run_async(message, agent=self.agent, **options)
 
     def stream(
         self,
@@ -64,7 +64,7 @@ class Runner:
         **options: Any,  # noqa: ANN401
     ) -> Iterator[StreamEvent]:
         """Ask, and see what happens as it happens; each event has the name of its agent."""
-        return self._in(session).stream(message, agent=self.agent, **options)
+        return self._session_for(session).stream(message, agent=self.agent, **options)
 
     def stream_async(
         self,
@@ -73,7 +73,7 @@ class Runner:
         session: Session | None = None,
         **options: Any,  # noqa: ANN401
     ) -> AsyncStream:
-        return self._in(session).stream_async(message, agent=self.agent, **options)
+        return self._session_for(session).stream_async(message, agent=self.agent, **options)
 
     def run_stream(
         self,
@@ -84,12 +84,12 @@ class Runner:
     ) -> Iterator[Message]:
         """Ask, and get each message of the run as soon as it is stored, with its author: replies, and results of tools.
         Leaving early cancels the run."""
-        found = self._in(session)
-        news = _News(found)
+        found = self._session_for(session)
+        news = _NewMessages(found)
         events = Session.stream(found, message, agent=self.agent, **options)
         try:
             for event in events:
-                if news.may_be(event):
+                if news.may_have_new(event):
                     yield from news.read()
         finally:
             events.close()  # type: ignore[attr-defined]
@@ -101,28 +101,28 @@ class Runner:
         session: Session | None = None,
         **options: Any,  # noqa: ANN401
     ) -> AsyncIterator[Message]:
-        found = self._in(session)
-        news = await off_thread(_News, found)
+        found = self._session_for(session)
+        news = await off_thread(_NewMessages, found)
         events = Session.stream_async(found, message, agent=self.agent, **options)
         try:
             async for event in events:
-                if news.may_be(event):
+                if news.may_have_new(event):
                     for each in await off_thread(news.read):
                         yield each
         finally:
             await events.aclose()
 
 
-class _News:
+class _NewMessages:
     """The messages of a run, read from the log as they come in."""
 
     def __init__(self, session: Session) -> None:
-        self._store, self._log = session.store, session._log
+        self._store, self._log = session.store, session.log
         self._after = session.head
         self._run = ""
-        self._is_asked = False  # the question was seen, which is no news to whoever asked it
+        self._has_seen_question = False  # the question was seen, which is no news to the caller
 
-    def may_be(self, event: StreamEvent) -> bool:
+    def may_have_new(self, event: StreamEvent) -> bool:
         """Whether something may have been stored. A reply is, at the latest, when the next thing begins."""
         if event.type == "message_start":
             self._run = event.run_id
@@ -134,8 +134,8 @@ class _News:
             self._after, event = row.seq, Event(row)
             if row.type not in MESSAGE_TYPES or event.run != self._run or row.type == "summary.added":
                 continue
-            if not self._is_asked:
-                self._is_asked = True
+            if not self._has_seen_question:
+                self._has_seen_question = True
             elif not event.data.get("rejected") and not event.data.get("aside"):
                 found.append(message_of(self._store, self._log, row))
         return found

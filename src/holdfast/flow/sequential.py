@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.flow.base import Flow
-from holdfast.plan import InOrder
+from holdfast.plan import SequentialPlan
 
 
 class SequentialAgent(Flow):
@@ -19,5 +19,5 @@ class SequentialAgent(Flow):
     def __init__(self, sub_agents: Any = (), **options: Any) -> None:  # noqa: ANN401 - those of Flow
         super().__init__(sub_agents, **options)
 
-    def plan(self) -> InOrder:
-        return InOrder(name=self.name, steps=self._plans())
+    def plan(self) -> SequentialPlan:
+        return SequentialPlan(name=self.name, steps=self._plans())

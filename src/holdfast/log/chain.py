@@ -17,7 +17,7 @@ import orjson
 
 from holdfast.errors import AgentError
 from holdfast.log import codec
-from holdfast.log.events import COMMITMENT, MESSAGE_TYPES, SALT, VERSIONS, Draft, Event, Row, unpack_header
+from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, unpack_header
 
 
 def genesis(origin: str) -> bytes:
@@ -25,17 +25,17 @@ def genesis(origin: str) -> bytes:
     return sha256(b"holdfast log\n" + origin.encode()).digest()
 
 
-# Levels that an event adds around a value that somebody gave.
-_ROOM = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3, "message.queued": 3}
-_ROOM["summary.added"] = 3
+# Levels of nesting that an event adds around a caller's value.
+_EXTRA_DEPTH = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3, "message.queued": 3}
+_EXTRA_DEPTH["summary.added"] = 3
 
 
-def payloads(drafts: Sequence[Draft]) -> list[bytes]:
+def encode_payloads(drafts: Sequence[Draft]) -> list[bytes]:
     """The canonical bytes of each draft's data; refuses what is not JSON before anything is locked."""
-    return [codec.encode(draft.data, room=_ROOM.get(draft.type, 1)) for draft in drafts]
+    return [codec.encode(draft.data, room=_EXTRA_DEPTH.get(draft.type, 1)) for draft in drafts]
 
 
-def digest(drafts: Sequence[Draft], encoded: Sequence[bytes]) -> bytes:
+def content_digest(drafts: Sequence[Draft], encoded: Sequence[bytes]) -> bytes:
     """What an idempotency key stands for: the content, without time, salt and number."""
     found = sha256()
     for draft, payload in zip(drafts, encoded, strict=True):
@@ -44,7 +44,7 @@ def digest(drafts: Sequence[Draft], encoded: Sequence[bytes]) -> bytes:
     return found.digest()
 
 
-def seal(
+def chain_rows(
     drafts: Sequence[Draft], encoded: Sequence[bytes], *, head: int, hash: bytes, tokens: int, at: int, salts: bytes
 ) -> list[Row]:
     """Number the drafts after `head` and chain them to `hash`."""
@@ -53,33 +53,33 @@ def seal(
     for draft, payload in zip(drafts, encoded, strict=True):
         seq += 1
         type, v = draft.type, VERSIONS[draft.type]
-        body = salts[offset : offset + SALT] + payload
-        offset += SALT
+        body = salts[offset : offset + SALT_SIZE] + payload
+        offset += SALT_SIZE
         run, branch, author, actor = draft.run, draft.branch, draft.author, draft.actor
         plain = v == 1 and run is None and branch is None and author is None and actor is None
         header = None if plain else dumps([v, run, branch, author, actor])
         top = dumps([seq, at, type, v, run, branch, author, actor])
         hash = sha256(hash + top + sha256(body).digest()).digest()
         if type in MESSAGE_TYPES:
-            tokens += estimate(len(payload))
+            tokens += estimate_tokens(len(payload))
         rows.append(Row(seq, at, type, header, tokens, body, None, hash))
     return rows
 
 
-def estimate(size: int) -> int:
+def estimate_tokens(size: int) -> int:
     """Tokens of a message of `size` payload bytes: about four bytes each, and never nothing."""
     return size // 4 + 1
 
 
-def commitment(row: Row) -> bytes | None:
+def commitment_of(row: Row) -> bytes | None:
     if row.body is not None:
         return sha256(row.body).digest()
-    return None if row.tomb is None else row.tomb[:COMMITMENT]
+    return None if row.tombstone is None else row.tombstone[:COMMITMENT_SIZE]
 
 
-def link(previous: bytes, row: Row) -> bytes | None:
+def next_hash(previous: bytes, row: Row) -> bytes | None:
     """The hash that `row` must have after `previous`; None if its payload and its commitment are both gone."""
-    promise = commitment(row)
+    promise = commitment_of(row)
     if promise is None:
         return None
     v, run, branch, author, actor = unpack_header(row.header)
@@ -114,13 +114,13 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
             if body is not None:
                 promise = sha256(body).digest()
             else:
-                stone = row.tomb or b""
-                stones[seq], promise = stone, stone[:COMMITMENT]
+                stone = row.tombstone or b""
+                stones[seq], promise = stone, stone[:COMMITMENT_SIZE]
             rest = _PLAIN if header is None else unpack_header(header)
             top = dumps([seq, row.at, row.type, *rest])
             expected = sha256(previous + top + promise).digest()
             if row.type in MESSAGE_TYPES:
-                tokens += (len(body) - SALT) // 4 + 1 if body is not None else Event(row).data.get("tokens", 0)
+                tokens += (len(body) - SALT_SIZE) // 4 + 1 if body is not None else Event(row).data.get("tokens", 0)
         except (ValueError, TypeError, AttributeError, AgentError):
             return _bad(seq, f"event {seq} was altered")
         if expected != row.hash:
@@ -128,10 +128,10 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
         if row.tokens != tokens:
             return _bad(seq, f"the token count of event {seq} was altered")
         previous = expected
-        if stones and row.type in _BURYING and body is not None:
+        if stones and row.type in _ERASING_TYPES and body is not None:
             data = Event(row).data
             own = [stones.get(each, b"") for first, last in data.get("erased", ()) for each in range(first, last + 1)]
-            if stones_digest(own) != data.get("tombs"):
+            if digest_tombstones(own) != data.get("tombs"):
                 return _bad(seq, f"what is left of the events that event {seq} erased was altered")
     if head is not None and head != seq:
         return _bad(seq + 1, f"{head} events were written, {seq} found")
@@ -141,14 +141,14 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
 
 
 _PLAIN = unpack_header(None)
-_BURYING = ("event.redacted", "session.erased", "memory.forgotten")  # which vouch for the tombstones they made
+_ERASING_TYPES = ("event.redacted", "session.erased", "memory.forgotten")  # which vouch for the tombstones they made
 
 
 def _bad(seq: int, reason: str, *, checked: int | None = None) -> Verification:
     return Verification(ok=False, checked=seq - 1 if checked is None else checked, first_bad=seq, reason=reason)
 
 
-def stones_digest(stones: Iterable[bytes]) -> str:
+def digest_tombstones(stones: Iterable[bytes]) -> str:
     """Names tombstones, so that the record of an erasure vouches for what they say."""
     found = sha256()
     for stone in stones:

@@ -17,7 +17,7 @@ import orjson
 from holdfast.errors import LimitExceeded, NotJSON
 
 MAX_DEPTH = 64
-WRAPPING = 16  # levels that exports and documents may add around values
+WRAPPING_DEPTH = 16  # levels that exports and documents may add around values
 MAX_DIGITS = 32  # of one number in a JSON text from outside
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 _SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_SUBCLASS
@@ -26,7 +26,7 @@ _INFINITY = float("inf")
 _STRUCTURE = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]|-?\d[\d.eE+-]*', re.DOTALL)
 
 
-def check(value: object, depth: int = 0) -> None:
+def check_json(value: object, depth: int = 0) -> None:
     """Refuse what JSON cannot hold unchanged."""
     kind = type(value)
     if kind is str or value is None or kind is bool:
@@ -47,12 +47,12 @@ def check(value: object, depth: int = 0) -> None:
             value = value.values()  # type: ignore[attr-defined]
         for item in value:  # type: ignore[attr-defined]
             if type(item) is not str:
-                check(item, depth + 1)
+                check_json(item, depth + 1)
     else:
-        _refuse(value)
+        _reject_type(value)
 
 
-def _refuse(value: object) -> NoReturn:
+def _reject_type(value: object) -> NoReturn:
     if isinstance(value, (bytes, bytearray, memoryview)):
         raise NotJSON("bytes are not JSON: keep them in a message part, File(data=...) or Image(data=...)")
     if isinstance(value, tuple):
@@ -62,7 +62,7 @@ def _refuse(value: object) -> NoReturn:
 
 def encode(value: object, *, room: int = 0) -> bytes:
     """Canonical bytes: sorted keys, no spaces, UTF-8. `room` is for what wraps a value that was checked before."""
-    check(value, -room)
+    check_json(value, -room)
     try:
         return orjson.dumps(value, option=_SORTED)
     except orjson.JSONEncodeError as error:
@@ -108,7 +108,7 @@ def parse(text: str | bytes, *, room: int = 0) -> Any:  # noqa: ANN401 - a JSON 
         elif token[0] != '"' and len(token) > MAX_DIGITS:
             raise NotJSON(f"a number of {len(token)} characters: at most {MAX_DIGITS} are read")
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
+        value = json.loads(text, object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
     except ValueError as error:
         if isinstance(error, NotJSON):
             raise
@@ -117,12 +117,12 @@ def parse(text: str | bytes, *, room: int = 0) -> Any:  # noqa: ANN401 - a JSON 
     return value
 
 
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise NotJSON("an object names the same key twice: which one is meant?")
     return found
 
 
-def _constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise NotJSON(f"{name} is not JSON")

@@ -1,21 +1,21 @@
 """Events: facts that happened, never changed.
 
-A `Draft` is what a writer asks to append; an `Event` is what the log holds. The payload stays bytes until somebody
-looks at `data`, because most folds only need the type.
+A `Draft` is what a writer asks to append; an `Event` is what the log holds. The payload stays bytes until a caller
+reads `data`, because most folds only need the type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from holdfast.errors import CorruptLog, SchemaTooNew
 from holdfast.log import codec
+from holdfast.log.times import to_datetime
 
-SALT = 16
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SALT_SIZE = 16
 
 # Every type of event, with the version that this code writes. A type that is not here was written by a newer holdfast.
 VERSIONS: dict[str, int] = dict.fromkeys(
@@ -84,7 +84,7 @@ UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "tool.returned", "summary.added")
 INDEXED_TYPES = (*MESSAGE_TYPES, "memory.stored")  # those whose words can be searched
-COMMITMENT = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
+COMMITMENT_SIZE = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Row:
     Not a dataclass: rows are made by the hundred thousand, and a frozen one costs five times as much to make.
     """
 
-    __slots__ = ("at", "body", "hash", "header", "seq", "tokens", "tomb", "type")
+    __slots__ = ("at", "body", "hash", "header", "seq", "tokens", "tombstone", "type")
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Row:
         header: bytes | None,
         tokens: int,
         body: bytes | None,
-        tomb: bytes | None,
+        tombstone: bytes | None,
         hash: bytes,
     ) -> None:
         self.seq = seq
@@ -127,24 +127,24 @@ class Row:
         )
         self.tokens = tokens  # running sum of the estimates, not part of the chain
         self.body = body  # salt and payload; None once erased
-        self.tomb = tomb  # once the body is gone: its commitment, and what the folds still need of it
+        self.tombstone = tombstone  # once the body is gone: its commitment, and what the folds still need of it
         self.hash = hash
 
     def columns(self) -> tuple[int, int, str, bytes | None, int, bytes | None, bytes | None, bytes]:
-        return (self.seq, self.at, self.type, self.header, self.tokens, self.body, self.tomb, self.hash)
+        return (self.seq, self.at, self.type, self.header, self.tokens, self.body, self.tombstone, self.hash)
 
 
 class Event:
     """A fact of a log: `seq, at, type, v, run, branch, author, actor, data`."""
 
-    __slots__ = ("_data", "actor", "at", "author", "body", "branch", "hash", "run", "seq", "tomb", "type", "v")
+    __slots__ = ("_data", "actor", "at", "author", "body", "branch", "hash", "run", "seq", "tombstone", "type", "v")
 
     def __init__(self, row: Row) -> None:
         if row.type not in VERSIONS:
             raise SchemaTooNew(f"event {row.seq} has the unknown type {row.type!r}: upgrade holdfast to read it")
         self.seq, self.at, self.type = row.seq, row.at, row.type
         self.v, self.run, self.branch, self.author, self.actor = unpack_header(row.header)
-        self.body, self.tomb, self.hash = row.body, row.tomb, row.hash
+        self.body, self.tombstone, self.hash = row.body, row.tombstone, row.hash
         self._data: dict[str, Any] | None = None
 
     @property
@@ -152,9 +152,9 @@ class Event:
         """The payload, in the newest version; if it was erased, only what the folds need: numbers and names."""
         if self._data is None:
             if self.body is not None:
-                self._data = upcast(self.type, self.v, self.body[SALT:], self.seq)
+                self._data = upcast(self.type, self.v, self.body[SALT_SIZE:], self.seq)
             else:
-                left = (self.tomb or b"")[COMMITMENT:]
+                left = (self.tombstone or b"")[COMMITMENT_SIZE:]
                 self._data = upcast(self.type, self.v, left, self.seq) if left else {}
         return self._data
 
@@ -178,16 +178,12 @@ def message_data(event: Event) -> dict[str, Any]:
     return data
 
 
-def to_datetime(microseconds: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=microseconds)
-
-
-_PLAIN = (1, None, None, None, None)
+_PLAIN_HEADER = (1, None, None, None, None)
 
 
 def unpack_header(header: bytes | None) -> tuple[int, str | None, str | None, str | None, str | None]:
     if header is None:
-        return _PLAIN
+        return _PLAIN_HEADER
     v, run, branch, author, actor = codec.decode(header)
     return v, run, branch, author, actor
 

@@ -10,7 +10,7 @@ from holdfast.log import codec
 MAX_ID = 128
 
 
-def checked_id(value: object, what: str = "session_id") -> str:
+def check_id(value: object, what: str = "session_id") -> str:
     """1 to 128 printable characters, no slash, not `.` or `..`."""
     if not isinstance(value, str):
         raise InvalidId(f"{what} must be a string, not {type(value).__name__}")
@@ -24,13 +24,13 @@ def checked_id(value: object, what: str = "session_id") -> str:
 def is_id(value: object) -> bool:
     """Whether a session could have this id."""
     try:
-        checked_id(value)
+        check_id(value)
     except InvalidId:
         return False
     return True
 
 
-def checked_owner(value: object, what: str) -> str | None:
+def check_owner(value: object, what: str) -> str | None:
     """`user_id` and `app_name`: any text of 1 to 512 bytes, or None."""
     if value is None:
         return None
@@ -45,7 +45,7 @@ def checked_owner(value: object, what: str) -> str | None:
     return value
 
 
-def checked_name(value: object, what: str, limit: int = 512) -> str:
+def check_name(value: object, what: str, limit: int = 512) -> str:
     """The name of a state value."""
     if not isinstance(value, str) or not value:
         raise InvalidId(f"{what} must be a non-empty string, not {value!r}")
@@ -59,5 +59,5 @@ def call_key(uid: str, run: str, call_id: str) -> str:
 
 
 def session_of_call(key: str) -> str:
-    """The id of the session in which an agent works that is called as a tool: whoever knows the call can find it."""
+    """Return the id of the session in which an agent that is called as a tool works: it follows from the call."""
     return "call-" + sha256(key.encode()).hexdigest()[:32]

@@ -1,7 +1,7 @@
 """Messages and their parts, and the two JSON forms they have.
 
-`to_data`/`from_data` is what the log stores: compact, with bytes replaced by the name of a blob. `to_dict`/`of` is what
-users see and send: the shape OpenAI writes, with bytes as base64. Both round-trip everything.
+`to_data` and `message_from_data` are what the log stores: compact, with bytes replaced by the name of a blob. `to_dict`
+and `of` are what users see and send: the shape OpenAI writes, with bytes as base64. Both round-trip everything.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Message:
     nothing in them, make a new one.
     """
 
-    __slots__ = ("_author", "created_at", "metadata", "parts", "role", "seq")
+    __slots__ = ("created_at", "metadata", "named_author", "parts", "role", "seq")
 
     def __init__(
         self,
@@ -130,9 +130,9 @@ class Message:
             raise InvalidArgument(f"unknown role {role!r}: use one of {', '.join(ROLES)}")
         self.role = role
         self.parts: tuple[Part, ...] = tuple(
-            Text(part) if isinstance(part, str) else _checked_part(part) for part in parts
+            Text(part) if isinstance(part, str) else _check_part(part) for part in parts
         )
-        self._author = author
+        self.named_author = author
         self.metadata: dict[str, Any] = dict(metadata or {})
         self.created_at, self.seq = created_at, seq
 
@@ -179,7 +179,7 @@ class Message:
     @property
     def author(self) -> str:
         """Who said it: the name that was given, else the role."""
-        return self._author or self.role
+        return self.named_author or self.role
 
     @property
     def text(self) -> str:
@@ -202,21 +202,21 @@ class Message:
             if results[0].is_error:
                 found["is_error"] = True
         elif results or self.role == "tool":
-            found["content"] = [_part_to_dict(part) for part in self.parts]
+            found["content"] = [part_to_dict(part) for part in self.parts]
         else:
             if not rest:
                 found["content"] = None
             elif len(rest) == 1 and isinstance(rest[0], Text):
                 found["content"] = rest[0].text
             else:
-                found["content"] = [_part_to_dict(part) for part in rest]
+                found["content"] = [part_to_dict(part) for part in rest]
             if self.tool_calls:
                 if _calls_last(self.parts):
                     found["tool_calls"] = [_call_to_dict(call) for call in self.tool_calls]
                 else:
-                    found["content"] = [_part_to_dict(part) for part in self.parts]
-        if self._author is not None:
-            found["author"] = self._author
+                    found["content"] = [part_to_dict(part) for part in self.parts]
+        if self.named_author is not None:
+            found["author"] = self.named_author
         if self.metadata:
             found["metadata"] = dict(self.metadata)
         if self.created_at is not None:
@@ -237,10 +237,10 @@ class Message:
         """Equal content; when and under which number it was stored does not count."""
         if not isinstance(other, Message):
             return NotImplemented
-        return (self.role, self.parts, self._author, self.metadata) == (
+        return (self.role, self.parts, self.named_author, self.metadata) == (
             other.role,
             other.parts,
-            other._author,
+            other.named_author,
             other.metadata,
         )
 
@@ -256,7 +256,7 @@ class Message:
         blobs: dict[str, bytes] = {}
         parts = self.parts
         if len(parts) == 1 and type(parts[0]) is Text:
-            data: dict[str, Any] = {"role": self.role, "text": _within(parts[0].text, limits)}
+            data: dict[str, Any] = {"role": self.role, "text": _check_length(parts[0].text, limits)}
         else:
             data = {"role": self.role, "parts": [_part_to_data(part, limits, blobs) for part in parts]}
         if self.metadata:
@@ -271,7 +271,7 @@ class Message:
         return data, blobs
 
 
-def _within(text: str, limits: Limits) -> str:
+def _check_length(text: str, limits: Limits) -> str:
     if type(text) is not str:
         raise InvalidArgument(f"a text part holds a str, not {type(text).__name__}")
     # A character has at most four bytes, so most texts need no counting.
@@ -282,7 +282,7 @@ def _within(text: str, limits: Limits) -> str:
     return text
 
 
-def _checked_part(part: object) -> Part:
+def _check_part(part: object) -> Part:
     if isinstance(part, (Text, Image, File, ToolCall, ToolResult, Thinking)):
         return part
     raise InvalidArgument(f"a message part is a string, Image, File or another part, not {type(part).__name__}")
@@ -295,20 +295,20 @@ def _calls_last(parts: tuple[Part, ...]) -> bool:
 
 def _part_to_data(part: Part, limits: Limits, blobs: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(part, Text):
-        return {"type": "text", "text": _within(part.text, limits)}
+        return {"type": "text", "text": _check_length(part.text, limits)}
     if isinstance(part, ToolCall):
         return {"type": "tool_call", "id": part.id, "name": part.name, "arguments": part.arguments}
     if isinstance(part, ToolResult):
         found: dict[str, Any] = {
             "type": "tool_result",
             "call_id": part.call_id,
-            "content": _within(part.content, limits),
+            "content": _check_length(part.content, limits),
         }
         if part.is_error:
             found["is_error"] = True
         return found
     if isinstance(part, Thinking):
-        return _present(
+        return _drop_none(
             type="thinking", text=part.text, signature=part.signature, provider=part.provider, model=part.model
         )
     blob = None
@@ -319,14 +319,14 @@ def _part_to_data(part: Part, limits: Limits, blobs: dict[str, bytes]) -> dict[s
             )
         blob = sha256(part.data).hexdigest()
         blobs[blob] = part.data
-    return _present(type=part.type, url=part.url, blob=blob, media_type=part.media_type, name=part.name)
+    return _drop_none(type=part.type, url=part.url, blob=blob, media_type=part.media_type, name=part.name)
 
 
-def _present(**fields: object) -> dict[str, Any]:
+def _drop_none(**fields: object) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def from_data(
+def message_from_data(
     data: Mapping[str, Any],
     blob: Callable[[str], bytes],
     *,
@@ -339,9 +339,9 @@ def from_data(
     message.role = data["role"]
     text = data.get("text")
     message.parts = (
-        (Text(text),) if text is not None else tuple(_part_of_data(part, blob) for part in data.get("parts", ()))
+        (Text(text),) if text is not None else tuple(_part_from_data(part, blob) for part in data.get("parts", ()))
     )
-    message._author, message.metadata = author, data.get("metadata") or {}
+    message.named_author, message.metadata = author, data.get("metadata") or {}
     message.created_at, message.seq = created_at, seq
     if "created_at" in data:
         message.created_at = datetime.fromisoformat(data["created_at"])
@@ -353,7 +353,7 @@ def blobs_in(data: Mapping[str, Any]) -> list[str]:
     return [part["blob"] for part in data.get("parts", ()) if "blob" in part]
 
 
-def _part_of_data(part: Mapping[str, Any], blob: Callable[[str], bytes]) -> Part:
+def _part_from_data(part: Mapping[str, Any], blob: Callable[[str], bytes]) -> Part:
     fields = {name: value for name, value in part.items() if name != "type"}
     kind = part["type"]
     if kind == "text":
@@ -372,7 +372,7 @@ def _part_of_data(part: Mapping[str, Any], blob: Callable[[str], bytes]) -> Part
 # -- the form users see ------------------------------------------------------------------------------------------------
 
 
-def _part_to_dict(part: Part) -> dict[str, Any]:
+def part_to_dict(part: Part) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     if isinstance(part, ToolCall):
@@ -380,11 +380,11 @@ def _part_to_dict(part: Part) -> dict[str, Any]:
     if isinstance(part, ToolResult):
         return {"type": "tool_result", "call_id": part.call_id, "content": part.content, "is_error": part.is_error}
     if isinstance(part, Thinking):
-        return _present(
+        return _drop_none(
             type="thinking", text=part.text, signature=part.signature, provider=part.provider, model=part.model
         )
     data = None if part.data is None else base64.b64encode(part.data).decode()
-    return _present(type=part.type, url=part.url, data=data, media_type=part.media_type, name=part.name)
+    return _drop_none(type=part.type, url=part.url, data=data, media_type=part.media_type, name=part.name)
 
 
 def _call_to_dict(call: ToolCall) -> dict[str, Any]:
@@ -407,15 +407,15 @@ def _from_dict(value: Mapping[str, Any]) -> Message:
         if not isinstance(call_id, str):
             raise InvalidArgument("a tool message needs 'tool_call_id': which call does it answer?")
         parts.append(
-            ToolResult(call_id=call_id, content=_string(content, "content"), is_error=bool(value.get("is_error")))
+            ToolResult(call_id=call_id, content=_check_string(content, "content"), is_error=bool(value.get("is_error")))
         )
     elif isinstance(content, str):
         parts.append(content)
     elif isinstance(content, (list, tuple)):
-        parts += [_part_of_dict(part) for part in content]
+        parts += [_part_from_dict(part) for part in content]
     elif content is not None:
         raise InvalidArgument(f"'content' is a string or a list of parts, not {type(content).__name__}")
-    parts += [_call_of_dict(call) for call in value.get("tool_calls") or ()]
+    parts += [_call_from_dict(call) for call in value.get("tool_calls") or ()]
     created = value.get("created_at")
     try:
         created_at = datetime.fromisoformat(created) if created else None
@@ -427,22 +427,22 @@ def _from_dict(value: Mapping[str, Any]) -> Message:
 _FIELDS = {"role", "content", "tool_calls", "tool_call_id", "is_error", "author", "metadata", "created_at", "seq"}
 
 
-def _string(value: object, what: str) -> str:
+def _check_string(value: object, what: str) -> str:
     if not isinstance(value, str):
         raise InvalidArgument(f"'{what}' must be a string, not {type(value).__name__}")
     return value
 
 
-def _part_of_dict(part: object) -> Part:
+def _part_from_dict(part: object) -> Part:
     if isinstance(part, str):
         return Text(part)
     if not isinstance(part, Mapping):
-        return _checked_part(part)
+        return _check_part(part)
     kind = part.get("type")
     fields = {name: value for name, value in part.items() if name != "type"}
     try:
         if kind == "text":
-            return Text(_string(part.get("text"), "text"))
+            return Text(_check_string(part.get("text"), "text"))
         if kind == "tool_call":
             return ToolCall(**fields)
         if kind == "tool_result":
@@ -450,10 +450,10 @@ def _part_of_dict(part: object) -> Part:
         if kind == "thinking":
             return Thinking(**fields)
         if kind == "image_url":  # as OpenAI writes it
-            return Image(url=_string(dict(part["image_url"]).get("url"), "url"))
+            return Image(url=_check_string(dict(part["image_url"]).get("url"), "url"))
         if kind in _MEDIA:
             if "data" in fields:
-                fields["data"] = base64.b64decode(_string(fields["data"], "data"), validate=True)
+                fields["data"] = base64.b64decode(_check_string(fields["data"], "data"), validate=True)
             return _MEDIA[kind](**fields)
     except InvalidArgument:
         raise
@@ -462,7 +462,7 @@ def _part_of_dict(part: object) -> Part:
     raise InvalidArgument(f"unknown part type {kind!r}: use text, image, file, tool_call, tool_result or thinking")
 
 
-def _call_of_dict(call: object) -> ToolCall:
+def _call_from_dict(call: object) -> ToolCall:
     if isinstance(call, ToolCall):
         return call
     if not isinstance(call, Mapping):
@@ -475,4 +475,6 @@ def _call_of_dict(call: object) -> ToolCall:
         except ValueError:
             parsed = None  # not JSON: the model's own text is kept as it is
         arguments = parsed if isinstance(parsed, dict) else arguments
-    return ToolCall(id=_string(call.get("id"), "id"), name=_string(function.get("name"), "name"), arguments=arguments)
+    return ToolCall(
+        id=_check_string(call.get("id"), "id"), name=_check_string(function.get("name"), "name"), arguments=arguments
+    )

@@ -69,7 +69,7 @@ def columns_of(type: str, data: dict[str, Any]) -> dict[str, Any]:
     return {name: data[name] for name in _COLUMNS if name in data}
 
 
-HAS_NAMES = frozenset(
+NAMING_TYPES = frozenset(
     (
         "state.set",
         "state.deleted",

@@ -15,7 +15,7 @@ import unicodedata
 _WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿]|[^\W_぀-ヿ㐀-䶿一-鿿豈-﫿]+")
 MAX_WORD = 64
 # English words that say nothing about what a text is about.
-_STOPS = frozenset(
+_STOP_WORDS = frozenset(
     (  # noqa: SIM905 - a list of them would take a page
         "a about am an and any are as at be been but by can could did do does for from had has have he her him his how "
         "i if in is it its just me my no not of on or our please s she should so t that the their them there these "
@@ -32,10 +32,10 @@ def words(text: str) -> list[str]:
         text = "".join(character for character in decomposed if not unicodedata.combining(character))
     else:
         text = text.lower()
-    return [word if word.isascii() else "_" + word.encode().hex() for word in _clipped(text)]
+    return [word if word.isascii() else "_" + word.encode().hex() for word in _split_words(text)]
 
 
-def _clipped(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return [word[:MAX_WORD] for word in _WORD.findall(text)]
 
 
@@ -44,10 +44,10 @@ def stems(text: str) -> list[str]:
     return [_stem(word) for word in words(text)]
 
 
-def telling(text: str) -> list[str]:
+def content_stems(text: str) -> list[str]:
     """The stems that say what a text is about, each once, in order; all of them, if none says much."""
     found = words(text)
-    return list(dict.fromkeys(_stem(word) for word in ([each for each in found if each not in _STOPS] or found)))
+    return list(dict.fromkeys(_stem(word) for word in ([each for each in found if each not in _STOP_WORDS] or found)))
 
 
 def _stem(word: str) -> str:

@@ -1,7 +1,7 @@
 """What is left of an event whose payload is erased: its commitment, and the few numbers and names that folds need.
 
 The chain checks by the commitment. The rest keeps the view, the usage and the names rebuildable: which call a result
-answered, which name a value had. Never a text that somebody wrote.
+answered, which name a value had. Never a text of a user, a model or a tool.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from holdfast.errors import CorruptLog
 from holdfast.log import codec
-from holdfast.log.chain import estimate
-from holdfast.log.events import MESSAGE_TYPES, SALT, Event
+from holdfast.log.chain import estimate_tokens
+from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, Event
 from holdfast.log.named_values import NAMED_FIELDS
 
 # Fields that hold no text of a person or a model.
-_STRUCTURE = {
+_STRUCTURAL_FIELDS = {
     "agent.assigned": ("agent",),
     "agent.failed": ("path", "at"),
     "agent.finished": ("path",),
@@ -43,7 +43,7 @@ _STRUCTURE = {
     "view.rewound": ("to", "ranges", "active"),
     "view.unpruned": ("of", "ranges"),
 }
-_NAMES = {
+_NAME_FIELDS = {
     "fact.added": ("id",),
     "fact.removed": ("id",),
     "fact.updated": ("id",),
@@ -55,17 +55,17 @@ _NAMES = {
 }
 
 
-def tomb(event: Event, *, names: bool) -> bytes:
+def make_tombstone(event: Event, *, names: bool) -> bytes:
     """The tombstone of an event. Without `names` the names of state and the ids of facts go as well."""
     if event.body is None:
-        kept = event.data if names else _structure(event)
-        return (event.tomb or b"")[:32] + (codec.encode(kept) if kept else b"")
+        kept = event.data if names else _keep_structure(event)
+        return (event.tombstone or b"")[:32] + (codec.encode(kept) if kept else b"")
     try:
-        data, kept = event.data, _structure(event)
+        data, kept = event.data, _keep_structure(event)
     except CorruptLog:  # it cannot be read, and is to go all the same
         return sha256(event.body).digest()
     if names:
-        kept |= {field: data[field] for field in _NAMES.get(event.type, ()) if field in data}
+        kept |= {field: data[field] for field in _NAME_FIELDS.get(event.type, ()) if field in data}
         if event.type == "view.restored":
             kept["state"] = dict.fromkeys(data["state"])
         if event.type in ("session.created", "session.changed", "session.forked", "view.restored"):
@@ -73,14 +73,14 @@ def tomb(event: Event, *, names: bool) -> bytes:
     return sha256(event.body).digest() + (codec.encode(kept) if kept else b"")
 
 
-def _structure(event: Event) -> dict[str, Any]:
+def _keep_structure(event: Event) -> dict[str, Any]:
     data = event.data
-    found = {field: data[field] for field in _STRUCTURE.get(event.type, ()) if field in data}
+    found = {field: data[field] for field in _STRUCTURAL_FIELDS.get(event.type, ()) if field in data}
     role = data.get("role") or data.get("message", {}).get("role")
     if event.type in MESSAGE_TYPES and role is not None:
         found["role"] = role
     if event.type in MESSAGE_TYPES and event.body is not None:
-        found["tokens"] = estimate(len(event.body) - SALT)  # so that the running sum can still be checked
+        found["tokens"] = estimate_tokens(len(event.body) - SALT_SIZE)  # so that the running sum can still be checked
     elif "tokens" in data:
         found["tokens"] = data["tokens"]
     if data.get("rejected"):

@@ -2,7 +2,7 @@
 
 It holds which ranges of events are the messages, the open turn and its calls, the lifecycle and the usage. Stores keep
 it beside the head and move it in the same transaction, so opening a session folds nothing; it can always be rebuilt
-from the events, and a test does so. Rules that must hold whoever writes (legal moves, one turn at a time) are checked
+from the events, and a test does so. Rules that hold for every writer (legal moves, one turn at a time) are checked
 here, inside the append.
 """
 
@@ -17,13 +17,12 @@ import orjson
 from holdfast.errors import LifecycleError, NothingPending, QueueFull, TurnOpen, ViewChanged
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
-from holdfast.log.flow_paths import is_within, place
-from holdfast.log.times import microseconds
-
-Ranges = list[list[int]]  # [first, last] of seqs, in the order of the messages; last = 0: open-ended
+from holdfast.log.flow_paths import is_within, path_sort_key
+from holdfast.log.ranges import Ranges, append_range, append_seq, subtract_ranges
+from holdfast.log.times import days_to_microseconds
 
 # Events of these types change no view unless they belong to a turn, or bring a message while one is open.
-UNMARKED = frozenset(
+VIEW_NEUTRAL_TYPES = frozenset(
     (
         "entity.created",
         "fact.added",
@@ -49,7 +48,7 @@ MOVES: dict[str, dict[str, str]] = {  # status -> legal move -> the event that r
     "archived": {"reopen": "session.reopened"},
     "erased": {},
 }
-_LIFE = {
+_LIFECYCLE_EVENTS = {
     "session.paused": ("pause", "paused"),
     "session.resumed": ("resume", "live"),
     "session.closed": ("close", "closed"),
@@ -61,9 +60,9 @@ _LIFE = {
 MAX_QUEUE = 1000  # runs that wait for their turn; a server may set a lower limit
 MAX_CUTS = 32  # prunes and compactions that can be undone; older ones stay as they are
 TURN_ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
-# Events that come from somebody at work: whoever worked at the same time inside of that is over. Waiting for a person
-# and being resumed are not among them, nor is making room.
-JOINING = frozenset(
+# Events of an agent at work: parallel agents inside of that agent have ended. Waiting for a person, resuming and
+# compaction are not among them.
+BRANCH_ENDING_TYPES = frozenset(
     (
         *(type for type in MESSAGE_TYPES if type != "summary.added"),
         "agent.started",
@@ -76,9 +75,9 @@ JOINING = frozenset(
 )
 
 
-def is_marked(type: str, run: str | None) -> bool:
+def changes_view(type: str, run: str | None) -> bool:
     """Whether an event can change the view of a session that has no open turn."""
-    return run is not None or type not in UNMARKED
+    return run is not None or type not in VIEW_NEUTRAL_TYPES
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,9 +86,11 @@ class Turn:
 
     run: str
     first: int
-    own: Ranges = field(default_factory=list)  # its messages
-    outside: Ranges = field(default_factory=list)  # messages added by others meanwhile: they stand after it
-    mixed: bool = False  # between its events there are messages that are not its own, or that nobody is to see
+    own_messages: Ranges = field(default_factory=list)  # its messages
+    outside_messages: Ranges = field(
+        default_factory=list
+    )  # messages that other writers added during the turn: they stand after it
+    mixed: bool = False  # between its events there are messages that are not its own, or that are not shown
     calls: dict[str, list[Any]] = field(default_factory=dict)  # call id -> [seq of the intent, tool name]
     effects: list[int] = field(default_factory=list)  # results of calls that must not be repeated
     pending: dict[str, int] = field(default_factory=dict)  # call id -> the request that a person has not decided yet
@@ -100,13 +101,13 @@ class Turn:
     branches: dict[str, Ranges] = field(default_factory=dict)  # messages of agents that work at the same time
     active: str | None = None  # who goes on with the conversation, if this turn moved it
 
-    def join(self, branch: str | None) -> None:
+    def merge_branches(self, branch: str | None) -> None:
         """Something happens in `branch` (None: in no branch): those that ran inside of it are over, and what they said
         stands in their order, not in the order in which it came."""
         inner = [each for each in self.branches if branch is None or (each != branch and is_within(each, branch))]
-        for each in sorted(inner, key=place):
+        for each in sorted(inner, key=path_sort_key):
             for first, last in self.branches.pop(each):
-                join(self.own if branch is None else self.branches.setdefault(branch, []), first, last)
+                append_range(self.own_messages if branch is None else self.branches.setdefault(branch, []), first, last)
 
     def to_json(self) -> list[Any]:
         found = [getattr(self, name) for name in _TURN]
@@ -124,11 +125,13 @@ class View:
 
     ranges: Ranges = field(default_factory=lambda: [[1, 0]])
     turn: Turn | None = None
-    life: str = "live"
-    begun: bool = False
+    lifecycle: str = "live"
+    has_started: bool = False
     turns: int = 0
     usage: dict[str, int] = field(default_factory=dict)
-    loose: list[int] = field(default_factory=list)  # effects of failed turns that the next prompt must name
+    unreported_effects: list[int] = field(
+        default_factory=list
+    )  # effects of failed turns that the next prompt must name
     edition: int = 0  # the last event that changed the view otherwise than by adding to its end
     cuts: list[int] = field(default_factory=list)  # the newest prunes and compactions that hold, for an undo
     held: int = 0  # the event of the legal hold that holds
@@ -138,26 +141,28 @@ class View:
     ttl: int | None = None  # microseconds after the last activity; None: for ever
     retention: int = 0  # the event that says how long the session is kept
     queue: list[list[Any]] = field(default_factory=list)  # [run, its message.queued] of what is to be run, in order
-    measured: list[int] = field(default_factory=list)  # tokens of the last model call: estimated, and as reported
+    last_call_tokens: list[int] = field(
+        default_factory=list
+    )  # tokens of the last model call: estimated, and as reported
     active: str | None = None  # the agent to whom the conversation was handed, or who answers it of several
 
     @property
     def status(self) -> str:
-        if self.life != "live":
-            return self.life
+        if self.lifecycle != "live":
+            return self.lifecycle
         if self.turn is not None and self.turn.waiting:
             return "waiting"
-        return "active" if self.begun else "open"
+        return "active" if self.has_started else "open"
 
     @property
     def visible(self) -> Ranges:
         """Where the messages are: an open turn's own are not among them yet."""
         if self.turn is None:
             return self.ranges
-        return self.ranges + self.turn.outside
+        return self.ranges + self.turn.outside_messages
 
     @property
-    def unsettled(self) -> str | None:
+    def review_reason(self) -> str | None:
         """Why a person should look at this session before it goes, if one should."""
         if self.released:
             return None
@@ -167,19 +172,19 @@ class View:
 
     def apply(self, seq: int, type: str, run: str | None, data: dict[str, Any], branch: str | None = None) -> None:
         turn = self.turn
-        if self.life == "erased" and type != "session.imported":
+        if self.lifecycle == "erased" and type != "session.imported":
             raise LifecycleError("write to", status="erased", legal=())
         if turn is not None and run == turn.run:
             self._apply_turn(turn, seq, type, data, branch)
         elif type == "turn.started":
             if turn is not None:
                 raise TurnOpen("start a turn")
-            if self.life != "live":
+            if self.lifecycle != "live":
                 raise LifecycleError("run", status=self.status, legal=MOVES[self.status])
             assert run is not None
             question = data.get("question", 0)
             own = [[question, question]] if question else []
-            self.turn, self.begun = Turn(run=run, first=seq, question=question, own=own), True
+            self.turn, self.has_started = Turn(run=run, first=seq, question=question, own_messages=own), True
             self.released = False
             self._close_last(seq - 1)
         elif type == "message.queued":
@@ -187,47 +192,47 @@ class View:
         elif type == "run.dropped":
             self._dequeue(run)
         elif type == "summary.added":  # the compaction that follows gives it its place
-            self._use(data)
+            self._add_usage(data)
             if turn is not None:
                 turn.mixed = True
         elif type in MESSAGE_TYPES and turn is not None:
-            extend(turn.outside, seq)
+            append_seq(turn.outside_messages, seq)
             turn.mixed = True
         elif type == "approval.decided":
             if turn is None or turn.pending.pop(data.get("call_id", ""), None) is None:
                 waiting = [] if turn is None else sorted(turn.pending)
                 raise NothingPending(data.get("call_id", ""), waiting)
-        elif type in _LIFE:
-            move, life = _LIFE[type]
+        elif type in _LIFECYCLE_EVENTS:
+            move, life = _LIFECYCLE_EVENTS[type]
             if move not in MOVES[self.status]:
                 raise LifecycleError(move, status=self.status, legal=MOVES[self.status])
-            self.life = life
+            self.lifecycle = life
         elif type == "view.cleared":
             self.edition, self.cuts, self.active = seq, [], None
             self.ranges = [] if turn is not None else [[seq + 1, 0]]
             if turn is not None:
-                turn.outside = []
+                turn.outside_messages = []
         elif type in ("view.pruned", "view.compacted"):
-            self._cut(seq, type, data)
+            self._apply_cut(seq, type, data)
         elif type == "view.unpruned":
             if turn is not None:
                 raise TurnOpen("undo a prune")
             self.edition, self.cuts = seq, self.cuts[:-1]
             self.ranges = [list(pair) for pair in data.get("ranges", [])]
-            join(self.ranges, seq, 0)  # this event is no message, so the view stays in one piece
+            append_range(self.ranges, seq, 0)  # this event is no message, so the view stays in one piece
         elif type == "event.redacted":
             self.edition = seq
         elif type == "agent.assigned":
             self.active = data.get("agent")
         elif type == "retention.set":
             ttl, self.retention = data.get("ttl_days"), seq
-            self.ttl, self.immutable = None if ttl is None else microseconds(ttl), bool(data.get("immutable"))
+            self.ttl, self.immutable = None if ttl is None else days_to_microseconds(ttl), bool(data.get("immutable"))
         elif type == "session.held":
             self.held, self.released = seq, False
         elif type == "session.released":
             self.held, self.released = 0, True
         elif type == "session.erased":
-            self.turn, self.life, self.ranges, self.loose, self.queue = None, "erased", [], [], []
+            self.turn, self.lifecycle, self.ranges, self.unreported_effects, self.queue = None, "erased", [], [], []
             self.edition, self.cuts, self.held, self.immutable, self.failed = seq, [], 0, False, False
         elif type in ("view.rewound", "view.restored"):
             if turn is not None:
@@ -235,19 +240,19 @@ class View:
             self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
             self.edition, self.cuts, self.active = seq, [], data.get("active")
         elif type == "session.forked":
-            self.begin_anew()
+            self.reset_for_fork()
         elif type == "session.imported":
             self.queue = []  # what was to be run there is not run here as well
 
-    def begin_anew(self) -> None:
+    def reset_for_fork(self) -> None:
         """A fork has the messages of its parent, and a life of its own."""
-        self.turn, self.life, self.turns, self.usage, self.loose = None, "live", 0, {}, []
+        self.turn, self.lifecycle, self.turns, self.usage, self.unreported_effects = None, "live", 0, {}, []
         self.held, self.failed, self.released, self.immutable, self.ttl = 0, False, False, False, None
         self.retention, self.queue = 0, []
 
     def _enqueue(self, seq: int, run: str, data: dict[str, Any]) -> None:
         """Admit a message: it is shown when its turn answers it, and stands in the log where it came in."""
-        if self.life != "live":
+        if self.lifecycle != "live":
             raise LifecycleError("run", status=self.status, legal=MOVES[self.status])
         mode = data.get("on_busy")
         if mode == "reject" and (self.turn is not None or self.queue):
@@ -266,29 +271,29 @@ class View:
         self.queue = [entry for entry in self.queue if entry[0] != run]
 
     def _apply_turn(self, turn: Turn, seq: int, type: str, data: dict[str, Any], branch: str | None) -> None:
-        if turn.branches and type in JOINING:
-            turn.join(branch)
+        if turn.branches and type in BRANCH_ENDING_TYPES:
+            turn.merge_branches(branch)
         if type == "summary.added":
-            self._use(data)
+            self._add_usage(data)
             turn.mixed = True
         elif type in ("view.pruned", "view.compacted"):
-            self._cut(seq, type, data)
+            self._apply_cut(seq, type, data)
         elif type in MESSAGE_TYPES:
             if data.get("rejected") or data.get("aside"):
                 turn.mixed = True
             elif branch is None:
-                extend(turn.own, seq)
+                append_seq(turn.own_messages, seq)
             else:
-                extend(turn.branches.setdefault(branch, []), seq)
+                append_seq(turn.branches.setdefault(branch, []), seq)
                 turn.mixed = True
         if type in ("model.replied", "tool.returned") or type in TURN_ENDS:
-            self._use(data)
+            self._add_usage(data)
         if branch is not None:
-            pass  # of several at the same time nobody knows which estimate belongs to which report
+            pass  # of parallel calls it is unknown which estimate belongs to which report
         elif type == "model.called" and "tokens" in data:
-            self.measured = [data["tokens"], 0]
-        elif type == "model.replied" and self.measured:
-            self.measured[1] = data.get("usage", {}).get("input_tokens", 0)
+            self.last_call_tokens = [data["tokens"], 0]
+        elif type == "model.replied" and self.last_call_tokens:
+            self.last_call_tokens[1] = data.get("usage", {}).get("input_tokens", 0)
         if type in TURN_ENDS or type in ("turn.waiting", "turn.parked"):
             self._dequeue(turn.run)  # nothing is left to be run, or not before a person says so
         # Events of a turn that has ended may have been erased: what is left of them is enough for these rules.
@@ -296,7 +301,7 @@ class View:
             turn.calls[data.get("call_id", "")] = [seq, data.get("name", "")]
         elif type == "tool.returned":
             turn.calls.pop(data.get("call_id", ""), None)
-            turn.pending.pop(data.get("call_id", ""), None)  # whoever asked is over, and nobody needs to decide
+            turn.pending.pop(data.get("call_id", ""), None)  # the call is over, and no decision is needed
             if data.get("effect"):
                 turn.effects.append(seq)
         elif type == "approval.requested":
@@ -314,25 +319,26 @@ class View:
         elif type == "agent.started":
             turn.active = data.get("active", turn.active)
         elif type in ("turn.finished", "turn.interrupted"):
-            self._end(turn, seq, kept=True)
-            if type == "turn.finished":  # its model was told; that of an interrupted turn may not have been
-                self.loose = []
+            self._end_turn(turn, seq, kept=True)
+            if type == "turn.finished":  # its model got the results; the model of an interrupted turn may not have
+                self.unreported_effects = []
         elif type in ("turn.failed", "turn.cancelled"):
-            self._end(turn, seq, kept=False)
+            self._end_turn(turn, seq, kept=False)
             self.failed = type == "turn.failed"
 
-    def _use(self, data: dict[str, Any]) -> None:
+    def _add_usage(self, data: dict[str, Any]) -> None:
         for name, amount in data.get("usage", {}).items():
             self.usage[name] = self.usage.get(name, 0) + amount
 
-    def _cut(self, seq: int, type: str, data: dict[str, Any]) -> None:
-        """Take ranges out of the messages. What was added meanwhile is not among them, so appends never conflict."""
+    def _apply_cut(self, seq: int, type: str, data: dict[str, Any]) -> None:
+        """Take ranges out of the messages. Messages that were added since are in none of them, so appends never
+        conflict."""
         if data["after"] != self.edition:
             raise ViewChanged
         drop: Ranges = data["drop"]
-        self.ranges, place = subtract(self.ranges, drop)
+        self.ranges, place = subtract_ranges(self.ranges, drop)
         if self.turn is not None:
-            self.turn.outside, _ = subtract(self.turn.outside, drop)
+            self.turn.outside_messages, _ = subtract_ranges(self.turn.outside_messages, drop)
         self.edition, self.cuts = seq, [*self.cuts, seq][-MAX_CUTS:]
         if type == "view.compacted":
             # The summary, which is the event before this one, stands where the first of what it covers stood.
@@ -348,46 +354,66 @@ class View:
             else:
                 self.ranges[-1][1] = last
 
-    def _end(self, turn: Turn, seq: int, *, kept: bool) -> None:
+    def _end_turn(self, turn: Turn, seq: int, *, kept: bool) -> None:
         self.turn = None
         self.failed = False
         if kept:
             self.turns += 1
             self.active = turn.active or self.active
             if not turn.mixed:
-                # Nothing in between is a message of anybody else: one range, which joins its neighbours.
+                # No message of another writer lies in between: one range, which joins its neighbours.
                 if turn.question:
-                    join(self.ranges, turn.question, turn.question)
-                join(self.ranges, turn.first, seq)
+                    append_range(self.ranges, turn.question, turn.question)
+                append_range(self.ranges, turn.first, seq)
             else:
-                for first, last in turn.own:
-                    join(self.ranges, first, last)
+                for first, last in turn.own_messages:
+                    append_range(self.ranges, first, last)
         else:
-            self.loose += turn.effects
-        for first, last in turn.outside:
-            join(self.ranges, first, last)
-        join(self.ranges, seq + 1, 0)
+            self.unreported_effects += turn.effects
+        for first, last in turn.outside_messages:
+            append_range(self.ranges, first, last)
+        append_range(self.ranges, seq + 1, 0)
 
     def to_bytes(self) -> bytes:
         turn = None if self.turn is None else self.turn.to_json()
         # What few sessions have is not written for the others.
         rest = {name: getattr(self, name) for name in _RARE if getattr(self, name)}
-        values = [2, self.ranges, turn, self.life, self.begun, self.turns, self.usage, self.loose, self.edition]
+        values = [
+            2,
+            self.ranges,
+            turn,
+            self.lifecycle,
+            self.has_started,
+            self.turns,
+            self.usage,
+            self.unreported_effects,
+            self.edition,
+        ]
         # Made of our own numbers and names, which were checked when they came in.
-        return orjson.dumps([*values, self.measured, rest] if rest else [*values, self.measured], option=_SORTED)
+        return orjson.dumps(
+            [*values, self.last_call_tokens, rest] if rest else [*values, self.last_call_tokens], option=_SORTED
+        )
 
 
 _SORTED = orjson.OPT_SORT_KEYS
 _RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention", "queue", "active")
 
 
-def view_of(data: bytes) -> View:
+def decode_view(data: bytes) -> View:
     """The view behind the bytes of a snapshot. Version 1 ended after `loose`."""
     _version, ranges, turn, life, begun, turns, usage, loose, *more = codec.decode(data)
     opened = None if turn is None else Turn(**dict(zip(_TURN, turn, strict=False)))  # an older one has fewer fields
-    view = View(ranges=ranges, turn=opened, life=life, begun=begun, turns=turns, usage=usage, loose=loose)
+    view = View(
+        ranges=ranges,
+        turn=opened,
+        lifecycle=life,
+        has_started=begun,
+        turns=turns,
+        usage=usage,
+        unreported_effects=loose,
+    )
     if more:
-        view.edition, view.measured = more[0], more[1]
+        view.edition, view.last_call_tokens = more[0], more[1]
         if len(more) > 2:
             for name, value in more[2].items():
                 setattr(view, name, value)
@@ -399,42 +425,3 @@ def fold(view: View, events: Iterable[Event]) -> View:
     for event in events:
         view.apply(event.seq, event.type, event.run, event.data, event.branch)
     return view
-
-
-def extend(ranges: Ranges, seq: int) -> None:
-    join(ranges, seq, seq)
-
-
-def join(ranges: Ranges, first: int, last: int) -> None:
-    """Add a range at the end, in one piece with the one before where they touch."""
-    if ranges and ranges[-1][1] == first - 1:
-        ranges[-1][1] = last
-    else:
-        ranges.append([first, last])
-
-
-def cut(ranges: Ranges, at: int) -> Ranges:
-    """The part of the ranges that lies at or before `at`."""
-    kept: Ranges = []
-    for first, last in ranges:
-        if first <= at:
-            kept.append([first, min(last or at, at)])
-    return kept
-
-
-def subtract(ranges: Ranges, drop: Ranges) -> tuple[Ranges, int]:
-    """The ranges without what is dropped, in the same order; and where the first dropped piece had been."""
-    kept: Ranges = []
-    place: int | None = None
-    for piece in ranges:
-        first, last = piece
-        for low, high in sorted(drop):
-            if first and low <= (last or high) and high >= first:
-                if place is None:
-                    place = len(kept) + (low > first)
-                if low > first:
-                    kept.append([first, low - 1])
-                first = 0 if last and high >= last else high + 1
-        if first:
-            kept.append([first, last])
-    return kept, len(kept) if place is None else place

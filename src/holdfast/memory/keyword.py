@@ -11,15 +11,15 @@ from math import log as ln
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import SearchUnavailable
-from holdfast.log.search_words import stems, telling
-from holdfast.memory.service import Hit, said
+from holdfast.log.search_words import content_stems, stems
+from holdfast.memory.service import Hit, searchable_text
 
 if TYPE_CHECKING:
-    from holdfast.memory.memory_log import Shelf
+    from holdfast.memory.memory_log import MemoryLog
     from holdfast.stores.base import Log
 
 MAX_WORDS = 64  # of a query that are looked for
-CLOSE = 0.5  # how near to the best a memory must come to be put before a model
+MIN_RELATIVE_SCORE = 0.5  # how near to the best a memory must come to be put before a model
 
 
 class KeywordMemoryService:
@@ -34,13 +34,13 @@ class KeywordMemoryService:
     def extras(self, texts: Sequence[str]) -> list[dict[str, Any]]:
         return [{} for _ in texts]
 
-    def ranked(self, shelf: Shelf, log: Log | None, live: Mapping[str, int], query: str) -> list[Hit]:
-        return [] if log is None else by_words(shelf, log, live, query)
+    def ranked(self, shelf: MemoryLog, log: Log | None, live: Mapping[str, int], query: str) -> list[Hit]:
+        return [] if log is None else rank_by_words(shelf, log, live, query)
 
 
-def by_words(shelf: Shelf, log: Log, live: Mapping[str, int], query: str) -> list[Hit]:
+def rank_by_words(shelf: MemoryLog, log: Log, live: Mapping[str, int], query: str) -> list[Hit]:
     """The living memories that share a telling word with the query, best first, the newer one of equals."""
-    places = holding(shelf, log, live, telling(query)[:MAX_WORDS])
+    places = memories_by_word(shelf, log, live, content_stems(query)[:MAX_WORDS])
     scores: dict[int, float] = {}
     common = len(live) // 2 or 1
     rare: set[int] = set()  # memories that share a word which most others have not
@@ -54,31 +54,31 @@ def by_words(shelf: Shelf, log: Log, live: Mapping[str, int], query: str) -> lis
             rare |= seqs
     found = sorted(((round(score, 6), seq) for seq, score in scores.items()), reverse=True)
     best = found[0][0] if found else 0.0
-    return [Hit(seq, score, seq in rare and score >= CLOSE * best, score / whole) for score, seq in found]
+    return [Hit(seq, score, seq in rare and score >= MIN_RELATIVE_SCORE * best, score / whole) for score, seq in found]
 
 
-def holding(shelf: Shelf, log: Log, live: Mapping[str, int], words: Sequence[str]) -> dict[str, set[int]]:
+def memories_by_word(shelf: MemoryLog, log: Log, live: Mapping[str, int], words: Sequence[str]) -> dict[str, set[int]]:
     """Of each word the living memories that hold it."""
     if not words:
         return {}
     seqs = set(live.values())
     try:
-        return {word: seqs.intersection(found) for word, found in shelf.store.hits(log, words).items()}
+        return {word: seqs.intersection(found) for word, found in shelf.store.word_matches(log, words).items()}
     except SearchUnavailable:
         places: dict[str, set[int]] = {word: set() for word in words}
         for event in shelf.read(log, sorted(seqs)):
-            for word in places.keys() & set(stems(said(event.data))):
+            for word in places.keys() & set(stems(searchable_text(event.data))):
                 places[word].add(event.seq)
         return places
 
 
-def like(shelf: Shelf, log: Log, live: Mapping[str, int], text: str) -> str | None:
+def find_duplicate(shelf: MemoryLog, log: Log, live: Mapping[str, int], text: str) -> str | None:
     """The key of a living memory that says the same in nearly the same words: other endings, order or small words."""
-    words = telling(text)
-    places = holding(shelf, log, live, words[:MAX_WORDS])
+    words = content_stems(text)
+    places = memories_by_word(shelf, log, live, words[:MAX_WORDS])
     shared = set.intersection(*places.values()) if places else set()
     for event in shelf.read(log, sorted(shared, reverse=True)[:MAX_ALIKE]):
-        if set(telling(event.data["text"])) == set(words) and shelf.holds(event):
+        if set(content_stems(event.data["text"])) == set(words) and shelf.is_current(event):
             key: str = event.data["key"]
             return key
     return None

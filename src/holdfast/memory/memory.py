@@ -8,38 +8,37 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.clock import crashpoint
 from holdfast.concurrency import twin
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import InvalidArgument, SessionNotFound
-from holdfast.log.identifiers import checked_owner
+from holdfast.log.arguments import check_limit
+from holdfast.log.identifiers import check_owner
 from holdfast.memory.keyword import KeywordMemoryService
-from holdfast.memory.memory_log import Mark, Shelf, bury_from
+from holdfast.memory.memory_log import IngestMark, MemoryLog, erase_memories_from
 from holdfast.memory.service import (
+    MAX_LIMIT,
     Hit,
-    Note,
+    NewMemory,
     Remembered,
     Service,
-    checked_confidence,
-    checked_expiry,
-    checked_key,
-    checked_kind,
-    checked_limit,
-    checked_query,
-    checked_text,
-    remembered,
+    check_confidence,
+    check_expiry,
+    check_key,
+    check_kind,
+    check_query,
+    check_text,
+    memory_from_data,
 )
-from holdfast.memory.source import Origin
+from holdfast.memory.source import Origin, SourceSession, is_source_session
 from holdfast.memory.vector import FLOOR, Embedder, HybridService
 from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
-    from holdfast.agent import Agent
-    from holdfast.models.base import Model
-    from holdfast.session.session import Session
+    from holdfast.memory.ingestion import ModelChoice
     from holdfast.stores.base import Log, SessionStore, Store
     from holdfast.tools.tool import Tool
 
-FEW = 8  # memories that are read at a time, at least
+MIN_READ = 8  # memories that are read at a time, at least
 _list = list  # inside the class, `list` is the method that lists memories
 
 
@@ -87,7 +86,7 @@ class VectorMemoryService(HybridService):
 
 
 class Memory:
-    """What is known about a user, or about nobody in particular, across sessions.
+    """What is known across sessions, about one user or independent of users.
 
         memory = Memory(store=SQLiteStore("sessions.db"), user_id="alice")
         memory.store("diet", "Vegetarian, allergic to nuts")
@@ -104,12 +103,12 @@ class Memory:
         store: Store | SessionStore | str | None = None,
         user_id: str | None = None,
         app_name: str | None = None,
-        model: str | Model | Agent | None = None,
+        model: ModelChoice | None = None,
     ) -> None:
         self.service: Service = KeywordMemoryService() if service is None else service
         if isinstance(service, type) or not callable(getattr(self.service, "ranked", None)):
             raise InvalidArgument(f"service={service!r}: use KeywordMemoryService() or VectorMemoryService()")
-        self.user_id, self.app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
+        self.user_id, self.app_name = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
         self.model = model
         self._store: Store | None = None if store is None else open_store(store)
 
@@ -118,13 +117,13 @@ class Memory:
 
     def on(self, store: Store) -> Self:
         """The same memory for sessions of another store: in that store, or in the one that was given, for its tenant.
-        Whoever serves several tenants asks so, and no tenant meets another's memories."""
+        A server of several tenants uses it, so that no tenant gets another tenant's memories."""
         bound = copy.copy(self)
         bound._store = store if self._store is None else self._store.for_tenant(store.tenant)
         return bound
 
     def of(self, user_id: str | None, app_name: str | None) -> Self:
-        """The same memory for this user and app alone, whoever it is for by default."""
+        """The same memory for this user and app alone, instead of its default user and app."""
         bound = copy.copy(self)
         bound.user_id, bound.app_name = user_id, app_name
         return bound
@@ -143,20 +142,20 @@ class Memory:
         kind: str = "fact",
         confidence: float = 1.0,
         expires: timedelta | float | datetime | None = None,
-        source: Session | tuple[Session, int | Iterable[int]] | None = None,
+        source: SourceSession | tuple[SourceSession, int | Iterable[int]] | None = None,
         user_id: str | None = None,
         app_name: str | None = None,
     ) -> Remembered:
         """Keep a text under a key, durably; the same key again replaces it. `expires` is a span, seconds or a moment;
         `source` a session, or a session and the numbers of events in it."""
         origin = None if source is None else origin_of(source)
-        shelf = self._shelf_of(origin, user_id, app_name)
-        note = Note(
-            key=checked_key(key),
-            text=checked_text(text),
-            kind=checked_kind(kind),
-            confidence=checked_confidence(confidence),
-            expires_at=checked_expiry(expires, shelf.store.ids.now()),
+        shelf = self._memory_log_for(origin, user_id, app_name)
+        note = NewMemory(
+            key=check_key(key),
+            text=check_text(text),
+            kind=check_kind(kind),
+            confidence=check_confidence(confidence),
+            expires_at=check_expiry(expires, shelf.store.clock.now()),
             source=None if origin is None else origin.data(),
         )
         found = self.keep(shelf, [note], origin)
@@ -166,32 +165,32 @@ class Memory:
 
     def keep(
         self,
-        shelf: Shelf,
-        notes: Sequence[Note],
+        shelf: MemoryLog,
+        notes: Sequence[NewMemory],
         origin: Origin | None,
         *,
         alike: bool = False,
-        mark: Mark | None = None,
+        mark: IngestMark | None = None,
     ) -> _list[Remembered]:
-        """Keep checked memories, and take back those whose source was erased meanwhile."""
+        """Keep checked memories, then remove those whose source was erased in the meantime."""
         extras = self.service.extras([note.text for note in notes]) if notes else []
         full = [replace(note, extras=extra) for note, extra in zip(notes, extras, strict=True)]
         found = shelf.put(full, alike=alike, mark=mark)
         # An erasure looks for memories after it has removed what they came from, and we look for that after we have
-        # kept them: whichever is later sees the other.
+        # kept them: the later of the two sees the other.
         crashpoint("memories kept")
-        gone = {} if origin is None else origin.erased()
+        gone = {} if origin is None else origin.find_erased()
         if not gone:
             return found
-        bury_from(shelf.store, (shelf.user_id, shelf.app_name), gone)
+        erase_memories_from(shelf.store, (shelf.user_id, shelf.app_name), gone)
         log = shelf.find()
         return [] if log is None else [each for each in found if shelf.get(log, each.key) is not None]
 
     def forget(self, key: str, *, user_id: str | None = None, app_name: str | None = None) -> bool:
         """Remove a memory for good, with every earlier version of it; False if there was none."""
-        return self._shelf(user_id, app_name).forget(checked_key(key))
+        return self._memory_log(user_id, app_name).forget(check_key(key))
 
-    def ingest_from_session(self, session: Session, *, model: str | Model | Agent | None = None) -> _list[Remembered]:
+    def ingest_from_session(self, session: SourceSession, *, model: ModelChoice | None = None) -> _list[Remembered]:
         """Keep what a session says that is worth knowing later, for the session's own user and app, with its sources.
 
         With a model it is asked for facts; without one, plain statements of the user and the session's facts are taken.
@@ -199,7 +198,7 @@ class Memory:
         """
         from holdfast.memory.ingestion import ingest
 
-        return ingest(self, _checked_session(session), self.model if model is None else model)
+        return ingest(self, _check_session(session), self.model if model is None else model)
 
     # -- finding ---------------------------------------------------------------------------------------------------
 
@@ -207,11 +206,13 @@ class Memory:
         self, keys: str | Iterable[str], *, user_id: str | None = None, app_name: str | None = None
     ) -> _list[Remembered]:
         """The memories under these keys, in the order asked; those that are not there are left out."""
-        wanted = [checked_key(key) for key in ([keys] if isinstance(keys, str) else _iterable(keys))]
-        shelf = self._shelf(user_id, app_name)
+        wanted = [check_key(key) for key in ([keys] if isinstance(keys, str) else _check_iterable(keys))]
+        shelf = self._memory_log(user_id, app_name)
         log = shelf.find()
         events = [] if log is None else [shelf.get(log, key) for key in wanted]
-        return [remembered(event.data, event.at) for event in events if event is not None and shelf.holds(event)]
+        return [
+            memory_from_data(event.data, event.at) for event in events if event is not None and shelf.is_current(event)
+        ]
 
     def search(
         self,
@@ -224,19 +225,19 @@ class Memory:
         app_name: str | None = None,
     ) -> _list[Remembered]:
         """The memories that fit the query, best first."""
-        checked_limit(limit)
-        checked_query(query)
-        kind = None if kind is None else checked_kind(kind)
-        least = 0.0 if min_confidence is None else checked_confidence(min_confidence, "min_confidence")
-        return self.search_on(self._shelf(user_id, app_name), query, limit, kind=kind, least=least)
+        check_limit(limit, MAX_LIMIT)
+        check_query(query)
+        kind = None if kind is None else check_kind(kind)
+        least = 0.0 if min_confidence is None else check_confidence(min_confidence, "min_confidence")
+        return self.search_on(self._memory_log(user_id, app_name), query, limit, kind=kind, least=least)
 
     def search_on(
-        self, shelf: Shelf, query: str, limit: int, *, kind: str | None = None, least: float = 0.0
+        self, shelf: MemoryLog, query: str, limit: int, *, kind: str | None = None, least: float = 0.0
     ) -> _list[Remembered]:
-        """The same for one shelf, whatever scope this memory has by default."""
+        """The same for one memory log, independent of the default user and app."""
         found: _list[Remembered] = []
         if limit:
-            for each, _ in self._found(shelf, query, limit):
+            for each, _ in self._iterate_hits(shelf, query, limit):
                 if kind in (None, each.kind) and each.confidence >= least:
                     found.append(each)
                     if len(found) == limit:
@@ -253,43 +254,43 @@ class Memory:
         app_name: str | None = None,
     ) -> _list[Remembered]:
         """Memories in order of key; `after` is the last key of the page before."""
-        checked_limit(limit)
-        kind = None if kind is None else checked_kind(kind)
-        first = None if after is None else checked_key(after)
-        return self.list_on(self._shelf(user_id, app_name), kind=kind, limit=limit, after=first)
+        check_limit(limit, MAX_LIMIT)
+        kind = None if kind is None else check_kind(kind)
+        first = None if after is None else check_key(after)
+        return self.list_on(self._memory_log(user_id, app_name), kind=kind, limit=limit, after=first)
 
     def list_on(
-        self, shelf: Shelf, *, kind: str | None = None, limit: int = 100, after: str | None = None
+        self, shelf: MemoryLog, *, kind: str | None = None, limit: int = 100, after: str | None = None
     ) -> _list[Remembered]:
-        """The same for one shelf, whatever scope this memory has by default."""
+        """The same for one memory log, independent of the default user and app."""
         log = shelf.find()
-        live = {} if log is None else shelf.live(log)
+        live = {} if log is None else shelf.live_seqs(log)
         seqs = [seq for key, seq in live.items() if after is None or key > after]
         found: _list[Remembered] = []
-        for start in range(0, len(seqs), max(limit, FEW)):
+        for start in range(0, len(seqs), max(limit, MIN_READ)):
             assert log is not None
-            for event in shelf.read(log, seqs[start : start + max(limit, FEW)]):
+            for event in shelf.read(log, seqs[start : start + max(limit, MIN_READ)]):
                 if len(found) == limit:
                     return found
-                if shelf.holds(event) and kind in (None, event.data["kind"]):
-                    found.append(remembered(event.data, event.at))
+                if shelf.is_current(event) and kind in (None, event.data["kind"]):
+                    found.append(memory_from_data(event.data, event.at))
         return found
 
-    def _found(self, shelf: Shelf, query: str, portion: int) -> Iterator[tuple[Remembered, Hit]]:
+    def _iterate_hits(self, shelf: MemoryLog, query: str, portion: int) -> Iterator[tuple[Remembered, Hit]]:
         """What fits a query, best first, read a portion at a time."""
         try:
             log = shelf.find()
-            live = {} if log is None else shelf.live(log)
+            live = {} if log is None else shelf.live_seqs(log)
             hits = self.service.ranked(shelf, log, live, query)
         except SessionNotFound:
             return  # erased in this very moment
-        size = max(portion, FEW)
+        size = max(portion, MIN_READ)
         for start in range(0, len(hits), size):
             part = {hit.seq: hit for hit in hits[start : start + size]}
             assert log is not None
             for event in shelf.read(log, [*part]):
-                if shelf.holds(event):
-                    yield remembered(event.data, event.at, part[event.seq].score), part[event.seq]
+                if shelf.is_current(event):
+                    yield memory_from_data(event.data, event.at, part[event.seq].score), part[event.seq]
 
     # -- for the loop of an agent ----------------------------------------------------------------------------------
 
@@ -300,30 +301,30 @@ class Memory:
 
         `store` is the one of the session that asks: its tenant decides whose memories these are.
         """
-        from holdfast.memory.agent_tools import lines
+        from holdfast.memory.agent_tools import format_memories
 
         bound = self if store is None else self.on(store)
-        found = bound._found(Shelf(bound._opened(), user_id, app_name), question, FEW)
-        return lines((each for each, hit in found if hit.fits), room)
+        found = bound._iterate_hits(MemoryLog(bound._open_store(), user_id, app_name), question, MIN_READ)
+        return format_memories((each for each, hit in found if hit.is_relevant), room)
 
     def tools(self) -> _list[Tool]:
-        """The tools `remember` and `search_memory`, for the user and app of whatever session calls them."""
-        from holdfast.memory.agent_tools import tools_of
+        """The tools `save_memory` and `search_memory`, for the user and app of the session that calls them."""
+        from holdfast.memory.agent_tools import make_tools
 
-        return tools_of(self)
+        return make_tools(self)
 
     # -- whose -----------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> Store:
+    def _open_store(self) -> Store:
         return open_store(None) if self._store is None else self._store
 
-    def _shelf(self, user_id: str | None, app_name: str | None) -> Shelf:
-        user, app = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
-        return Shelf(self._opened(), user or self.user_id, app or self.app_name)
+    def _memory_log(self, user_id: str | None, app_name: str | None) -> MemoryLog:
+        user, app = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
+        return MemoryLog(self._open_store(), user or self.user_id, app or self.app_name)
 
-    def _shelf_of(self, origin: Origin | None, user_id: str | None, app_name: str | None) -> Shelf:
+    def _memory_log_for(self, origin: Origin | None, user_id: str | None, app_name: str | None) -> MemoryLog:
         if origin is None:
-            return self._shelf(user_id, app_name)
+            return self._memory_log(user_id, app_name)
         log = origin.log
         for what, given, theirs in (("user_id", user_id, log.user_id), ("app_name", app_name, log.app_name)):
             if given not in (None, theirs):
@@ -333,9 +334,9 @@ class Memory:
                 )
         return self.shelf_for(origin.store, log)
 
-    def shelf_for(self, store: Store, log: Log) -> Shelf:
+    def shelf_for(self, store: Store, log: Log) -> MemoryLog:
         """Where the memories of a session go: to its own user and app, in the store that its erasure reaches."""
-        return Shelf(self.on(store)._opened(), log.user_id, log.app_name)
+        return MemoryLog(self.on(store)._open_store(), log.user_id, log.app_name)
 
     store_async = twin(store)
     forget_async = twin(forget)
@@ -351,19 +352,17 @@ def origin_of(source: object) -> Origin:
     numbers: list[Any] = [seqs] if isinstance(seqs, int) else list(seqs) if isinstance(seqs, Iterable) else [None]
     if not all(isinstance(seq, int) and not isinstance(seq, bool) for seq in numbers):
         raise InvalidArgument("source= takes a session, or (session, seq), or (session, [seqs])")
-    found = _checked_session(session)
-    return Origin(found.store, found._log, numbers).checked()
+    found = _check_session(session)
+    return Origin(found.store, found.log, numbers).check_events()
 
 
-def _checked_session(session: object) -> Session:
-    from holdfast.session.session import Session
-
-    if not isinstance(session, Session):
+def _check_session(session: object) -> SourceSession:
+    if not is_source_session(session):
         raise InvalidArgument(f"{session!r} is no session of this process: open it with Session.open(id, store=...)")
     return session
 
 
-def _iterable(keys: object) -> Iterable[object]:
+def _check_iterable(keys: object) -> Iterable[object]:
     if not isinstance(keys, Iterable):
         raise InvalidArgument(f"recall takes a key or a list of keys, not {type(keys).__name__}")
     return keys

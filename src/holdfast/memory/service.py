@@ -1,6 +1,6 @@
 """What a memory is, and what a service that finds memories does.
 
-A memory is an event of a log: text that somebody wanted kept, with a key, a kind, a confidence, an expiry and where it
+A memory is an event of a log: a text to keep, with a key, a kind, a confidence, an expiry and where it
 came from. What is returned is a value; the log stays the truth.
 """
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from holdfast.errors import InvalidArgument, InvalidId
 from holdfast.log import codec
-from holdfast.log.events import to_datetime
-from holdfast.log.identifiers import checked_name
+from holdfast.log.identifiers import check_name
+from holdfast.log.times import to_datetime
 
 if TYPE_CHECKING:
-    from holdfast.memory.memory_log import Shelf
+    from holdfast.memory.memory_log import MemoryLog
     from holdfast.stores.base import Log
 
 MAX_TEXT = 16 << 10  # bytes of one memory: a statement, not a document
@@ -53,7 +53,7 @@ class Remembered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class NewMemory:
     """A memory that is to be kept, checked."""
 
     key: str
@@ -79,8 +79,8 @@ class Hit(NamedTuple):
 
     seq: int
     score: float
-    fits: bool
-    share: float = 0.0  # of what the query says in telling words, how much the memory has
+    is_relevant: bool
+    query_coverage: float = 0.0  # of what the query says in telling words, how much the memory has
 
 
 class Service(Protocol):
@@ -94,13 +94,13 @@ class Service(Protocol):
         """What is kept with each of these texts, so that they can be found."""
         ...
 
-    def ranked(self, shelf: Shelf, log: Log | None, live: Mapping[str, int], query: str) -> list[Hit]:
+    def ranked(self, shelf: MemoryLog, log: Log | None, live: Mapping[str, int], query: str) -> list[Hit]:
         """Of the living memories (key and event) those that fit the query, best first. Without a log there are none,
-        and whatever was kept of an earlier one is dropped."""
+        and everything kept of an earlier one is dropped."""
         ...
 
 
-def remembered(data: Mapping[str, Any], at: int, score: float | None = None) -> Remembered:
+def memory_from_data(data: Mapping[str, Any], at: int, score: float | None = None) -> Remembered:
     """The memory that an event of this moment brought."""
     expires, source = data.get("expires_at"), data.get("source")
     return Remembered(
@@ -109,64 +109,58 @@ def remembered(data: Mapping[str, Any], at: int, score: float | None = None) -> 
         kind=data["kind"],
         confidence=data["confidence"],
         expires_at=None if expires is None else to_datetime(expires),
-        source=None if source is None else Source(session_id=source["session"], seqs=seqs_of(source)),
+        source=None if source is None else Source(session_id=source["session"], seqs=source_seqs(source)),
         created_at=to_datetime(data.get("created", at)),
         updated_at=to_datetime(data.get("updated", at)),
         score=score,
     )
 
 
-def said(data: Mapping[str, Any]) -> str:
+def searchable_text(data: Mapping[str, Any]) -> str:
     """What a memory is found by: its key is chosen to say something too."""
     return f"{data['key']} {data['text']}"
 
 
-def seqs_of(source: Mapping[str, Any]) -> tuple[int, ...]:
+def source_seqs(source: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(seq for seqs in source["events"].values() for seq in seqs))
 
 
 # -- what may be kept --------------------------------------------------------------------------------------------------
 
 
-def checked_key(key: object) -> str:
+def check_key(key: object) -> str:
     """1 to 512 bytes on one line: a key is shown in prompts and stands in addresses."""
-    found = checked_name(key, "the key of a memory")
+    found = check_name(key, "the key of a memory")
     if min(found) < " " or "\x7f" in found:
         raise InvalidId(f"the key of a memory, {key!r}, has a line end or a control character: leave it out")
     return found
 
 
-def checked_text(text: object) -> str:
+def check_text(text: object) -> str:
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument(f"a memory is a text that says something, not {text!r}")
     codec.text_bytes(text, "a memory", MAX_TEXT)
     return text
 
 
-def checked_kind(kind: object) -> str:
-    return checked_name(kind, "the kind of a memory", MAX_KIND)
+def check_kind(kind: object) -> str:
+    return check_name(kind, "the kind of a memory", MAX_KIND)
 
 
-def checked_confidence(confidence: object, what: str = "confidence") -> float:
+def check_confidence(confidence: object, what: str = "confidence") -> float:
     if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 <= confidence <= 1:
         raise InvalidArgument(f"{what}={confidence!r}: use a number from 0 (a guess) to 1 (certain)")
     return float(confidence)
 
 
-def checked_limit(limit: object) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= MAX_LIMIT:
-        raise InvalidArgument(f"limit={limit!r}: use a whole number from 0 to {MAX_LIMIT}")
-    return limit
-
-
-def checked_query(query: object) -> str:
+def check_query(query: object) -> str:
     if not isinstance(query, str):
         raise InvalidArgument(f"search takes words, not {type(query).__name__}")
     codec.text_bytes(query, "a query", MAX_QUERY)
     return query
 
 
-def checked_expiry(expires: timedelta | float | datetime | None, now: int) -> int | None:
+def check_expiry(expires: timedelta | float | datetime | None, now: int) -> int | None:
     """When a memory expires, in microseconds: after a span, after seconds, or at a moment."""
     if expires is None:
         return None

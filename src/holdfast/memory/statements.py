@@ -1,7 +1,7 @@
 """What a person says about themselves, found without a model: a few first-person sentences, and "remember that ...".
 
-Only plain statements are taken, and only from what the user wrote: what a tool or a page said may have been written by
-anybody. It is meant to miss much and to invent nothing.
+Only plain statements are taken, and only from what the user wrote: the author of the text of a tool or a
+page is unknown. It is meant to miss much and to invent nothing.
 """
 
 from __future__ import annotations
@@ -25,32 +25,49 @@ class Statement(NamedTuple):
 
 _SENTENCES = re.compile(r"(?<=[.!?;])\s+|\n+")
 _CLAUSES = re.compile(r",?\s+(?:and|but|because|so|which)\s+(?=(?:i|i'm|i've|my)\b)|,\s+(?=(?:i|my)\s)", re.IGNORECASE)
-_I = r"^(?:(?:and|but|also|hi|hello|hey|oh|well|so|please)[,!]?\s+)*"
-_REST = r"(?P<what>[^;:]{1,120}?)[.!]*$"
+_SENTENCE_START = r"^(?:(?:and|but|also|hi|hello|hey|oh|well|so|please)[,!]?\s+)*"
+_OBJECT = r"(?P<what>[^;:]{1,120}?)[.!]*$"
 _NAME = r"(?P<what>(?-i:[^\W\d_a-z][\w'’-]*(?:\s+[^\W\d_a-z][\w'’-]*){0,3}))"  # "call me later" is no name
 
 
-def _rule(pattern: str) -> re.Pattern[str]:
-    return re.compile(_I + pattern, re.IGNORECASE)
+def _compile_rule(pattern: str) -> re.Pattern[str]:
+    return re.compile(_SENTENCE_START + pattern, re.IGNORECASE)
 
 
 # (pattern, key, how it reads, kind); a key that ends in a dot is completed by what was said.
 _RULES: tuple[tuple[re.Pattern[str], str, str, str], ...] = (
-    (_rule(rf"(?:my name is|my name's|i am called|i'm called|call me)\s+{_NAME}"), "name", "Name: {}", "profile"),
-    (_rule(rf"i(?:'m| am)(?: \w+)? allergic to\s+{_REST}"), "allergy.", "Allergic to {}", "profile"),
-    (_rule(rf"i have an? (?:\w+ )?allergy to\s+{_REST}"), "allergy.", "Allergic to {}", "profile"),
-    (_rule(rf"i (?:now )?(?:live|am living) in\s+{_REST}"), "home", "Lives in {}", "profile"),
-    (_rule(rf"i(?:'ve| have)?(?: just)? moved to\s+{_REST}"), "home", "Lives in {}", "profile"),
-    (_rule(rf"i(?: am|'m) (?:originally )?from\s+{_REST}"), "origin", "Comes from {}", "profile"),
-    (_rule(rf"i (?:now )?work (?:at|for)\s+{_REST}"), "employer", "Works for {}", "profile"),
-    (_rule(rf"i (?:now )?work as\s+{_REST}"), "job", "Works as {}", "profile"),
-    (_rule(rf"i (?:really )?(?:hate|dislike|can(?:'|no)t stand)\s+{_REST}"), "dislikes.", "Dislikes {}", "preference"),
-    (_rule(rf"i (?:really )?(?:don't|do not) (?:really )?like\s+{_REST}"), "dislikes.", "Dislikes {}", "preference"),
-    (_rule(rf"i (?:really |absolutely )?(?:like|love|enjoy)\s+{_REST}"), "likes.", "Likes {}", "preference"),
-    (_rule(rf"i (?:usually |always |really )?prefer\s+{_REST}"), "prefers.", "Prefers {}", "preference"),
+    (
+        _compile_rule(rf"(?:my name is|my name's|i am called|i'm called|call me)\s+{_NAME}"),
+        "name",
+        "Name: {}",
+        "profile",
+    ),
+    (_compile_rule(rf"i(?:'m| am)(?: \w+)? allergic to\s+{_OBJECT}"), "allergy.", "Allergic to {}", "profile"),
+    (_compile_rule(rf"i have an? (?:\w+ )?allergy to\s+{_OBJECT}"), "allergy.", "Allergic to {}", "profile"),
+    (_compile_rule(rf"i (?:now )?(?:live|am living) in\s+{_OBJECT}"), "home", "Lives in {}", "profile"),
+    (_compile_rule(rf"i(?:'ve| have)?(?: just)? moved to\s+{_OBJECT}"), "home", "Lives in {}", "profile"),
+    (_compile_rule(rf"i(?: am|'m) (?:originally )?from\s+{_OBJECT}"), "origin", "Comes from {}", "profile"),
+    (_compile_rule(rf"i (?:now )?work (?:at|for)\s+{_OBJECT}"), "employer", "Works for {}", "profile"),
+    (_compile_rule(rf"i (?:now )?work as\s+{_OBJECT}"), "job", "Works as {}", "profile"),
+    (
+        _compile_rule(rf"i (?:really )?(?:hate|dislike|can(?:'|no)t stand)\s+{_OBJECT}"),
+        "dislikes.",
+        "Dislikes {}",
+        "preference",
+    ),
+    (
+        _compile_rule(rf"i (?:really )?(?:don't|do not) (?:really )?like\s+{_OBJECT}"),
+        "dislikes.",
+        "Dislikes {}",
+        "preference",
+    ),
+    (_compile_rule(rf"i (?:really |absolutely )?(?:like|love|enjoy)\s+{_OBJECT}"), "likes.", "Likes {}", "preference"),
+    (_compile_rule(rf"i (?:usually |always |really )?prefer\s+{_OBJECT}"), "prefers.", "Prefers {}", "preference"),
 )
-_ASKED = _rule(r"(?:please )?(?:remember|don't forget|do not forget|note)(?: that|:)\s+(?P<what>.{3,280})$")
-_FAVOURITE = _rule(rf"my favou?rite (?P<thing>\w+(?: \w+)?) (?:is|are)\s+{_REST}")
+_REMEMBER_REQUEST = _compile_rule(
+    r"(?:please )?(?:remember|don't forget|do not forget|note)(?: that|:)\s+(?P<what>.{3,280})$"
+)
+_FAVOURITE = _compile_rule(rf"my favou?rite (?P<thing>\w+(?: \w+)?) (?:is|are)\s+{_OBJECT}")
 
 
 def statements(text: str) -> Iterator[Statement]:
@@ -58,16 +75,16 @@ def statements(text: str) -> Iterator[Statement]:
     for sentence in map(str.strip, _SENTENCES.split(text)):
         if not sentence or len(sentence) > MAX_SENTENCE or sentence.endswith("?"):
             continue
-        clauses = [sentence] if _ASKED.match(sentence) else _CLAUSES.split(sentence)
-        yield from filter(None, map(_stated, clauses))
+        clauses = [sentence] if _REMEMBER_REQUEST.match(sentence) else _CLAUSES.split(sentence)
+        yield from filter(None, map(_parse_statement, clauses))
 
 
-def _stated(sentence: str) -> Statement | None:
-    asked = _ASKED.match(sentence)
+def _parse_statement(sentence: str) -> Statement | None:
+    asked = _REMEMBER_REQUEST.match(sentence)
     if asked:
         inner = asked["what"].strip()
         what = inner.rstrip(".! ")
-        return _stated(inner) or Statement("note." + slug(what), what[:1].upper() + what[1:], "fact")
+        return _parse_statement(inner) or Statement("note." + slug(what), what[:1].upper() + what[1:], "fact")
     favourite = _FAVOURITE.match(sentence)
     if favourite:
         thing = favourite["thing"].lower()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.log.repair import repair_history
     from holdfast.models.base import (
         BlockStart,
         BlockStop,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         ThinkingDelta,
         ToolSpec,
         Usage,
-        repaired,
     )
     from holdfast.models.registry import LanguageModel
     from holdfast.models.scripted import call, error
@@ -43,10 +43,15 @@ __all__ = [
     "Usage",
     "call",
     "error",
-    "repaired",
+    "repair_history",
 ]
 
-_HOMES = {"LanguageModel": "registry", "call": "scripted", "error": "scripted"}
+_HOMES = {
+    "LanguageModel": "holdfast.models.registry",
+    "call": "holdfast.models.scripted",
+    "error": "holdfast.models.scripted",
+    "repair_history": "holdfast.log.repair",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class or a function
@@ -54,4 +59,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class or a function
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'base')}"), name)
+    return getattr(import_module(_HOMES.get(name, "holdfast.models.base")), name)

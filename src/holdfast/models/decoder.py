@@ -9,6 +9,7 @@ from typing import Any, Literal
 from holdfast.errors import BadResponse, NotJSON, StreamTruncated
 from holdfast.log import codec
 from holdfast.log.messages import Message, Part, Text, Thinking, ToolCall
+from holdfast.log.repair import unique_id
 from holdfast.models.base import (
     BlockStart,
     BlockStop,
@@ -20,10 +21,9 @@ from holdfast.models.base import (
     TextDelta,
     ThinkingDelta,
     Usage,
-    unique_id,
 )
 from holdfast.models.endpoint import Endpoint
-from holdfast.models.sse import Corrupt, Frames, Overflow
+from holdfast.models.sse import MalformedLine, ReplyTooLong, SSEParser
 
 Kind = Literal["text", "thinking", "tool"]
 
@@ -40,8 +40,8 @@ class Block:
         self.given: dict[str, Any] | None = None  # arguments that came in one piece
         self.open = True
 
-    def grow(self, text: str, events: list[ModelEvent]) -> None:
-        """One more piece, kept and told."""
+    def add_piece(self, text: str, events: list[ModelEvent]) -> None:
+        """Keep one more piece, and add its event to `events`."""
         if type(text) is not str:
             raise TypeError
         if not text:
@@ -60,11 +60,11 @@ class Reply:
 
     def __init__(self, request: ModelRequest, provider: str) -> None:
         self.provider, self.model = provider, request.model
-        self.answered_by: str | None = None
+        self.reported_model: str | None = None
         self.response_id: str | None = None
         self.usage = Usage()
         self.blocks: list[Block] = []
-        self._ids = {
+        self._call_ids = {
             part.id
             for message in request.messages
             if message.role == "assistant"
@@ -73,14 +73,14 @@ class Reply:
         }
 
     @property
-    def calls_before(self) -> int:
+    def call_count(self) -> int:
         """How many calls there are in the conversation, those of this reply included."""
-        return len(self._ids)
+        return len(self._call_ids)
 
-    def start(self, kind: Kind, events: list[ModelEvent], *, id: str = "", name: str = "") -> Block:
+    def start_block(self, kind: Kind, events: list[ModelEvent], *, id: str = "", name: str = "") -> Block:
         """A new block. A call whose id is missing, or was used before in this conversation, gets one of its own."""
         if kind == "tool":
-            id = unique_id(id, self._ids)
+            id = unique_id(id, self._call_ids)
         block = Block(len(self.blocks), kind, id, name)
         self.blocks.append(block)
         part: Part
@@ -93,18 +93,18 @@ class Reply:
         events.append(BlockStart(index=block.index, block=part))
         return block
 
-    def stop(self, block: Block, events: list[ModelEvent]) -> None:
+    def stop_block(self, block: Block, events: list[ModelEvent]) -> None:
         block.open = False
         events.append(BlockStop(index=block.index))
 
-    def done(self, stop_reason: StopReason, raw_stop: str, events: list[ModelEvent]) -> None:
+    def finish(self, stop_reason: StopReason, raw_stop: str, events: list[ModelEvent]) -> None:
         """End every block that is open, and tell the whole."""
         for block in self.blocks:
             if block.open:
-                self.stop(block, events)
+                self.stop_block(block, events)
         parts: list[Part] = []
         for block in self.blocks:
-            parts += self._parts(block, cut=stop_reason == "max_tokens" and block is self.blocks[-1])
+            parts += self._build_parts(block, cut=stop_reason == "max_tokens" and block is self.blocks[-1])
         events.append(
             Done(
                 message=Message("assistant", parts),
@@ -112,12 +112,12 @@ class Reply:
                 stop_reason=stop_reason,
                 raw_stop=raw_stop,
                 provider=self.provider,
-                model=self.answered_by or self.model,
+                model=self.reported_model or self.model,
                 response_id=self.response_id,
             )
         )
 
-    def _parts(self, block: Block, *, cut: bool) -> list[Part]:
+    def _build_parts(self, block: Block, *, cut: bool) -> list[Part]:
         text = "".join(block.pieces)
         thinking = Thinking(
             text="" if block.kind == "tool" else text,
@@ -129,12 +129,12 @@ class Reply:
             return [Text(text)] if text else []
         if block.kind == "thinking":
             return [thinking] if text or block.signature else []
-        call = ToolCall(id=block.id, name=block.name, arguments=_arguments(text, block.given, cut=cut))
+        call = ToolCall(id=block.id, name=block.name, arguments=_decode_arguments(text, block.given, cut=cut))
         # Some providers sign the call itself. The signature travels as thinking in front of it.
         return [thinking, call] if block.signature else [call]
 
 
-def _arguments(text: str, given: dict[str, Any] | None, *, cut: bool) -> dict[str, Any] | str:
+def _decode_arguments(text: str, given: dict[str, Any] | None, *, cut: bool) -> dict[str, Any] | str:
     """What a model sent as arguments: an object, or the text where that is none."""
     if not text.strip():
         # Nothing means no arguments, unless the reply was cut before they came: that must not look like a call.
@@ -147,12 +147,12 @@ def _arguments(text: str, given: dict[str, Any] | None, *, cut: bool) -> dict[st
 
 
 class StreamDecoder(ABC):
-    """Bytes in, events out. Whatever the bytes are, what comes out is events, or one of our errors."""
+    """Reads the bytes of a reply and returns its events. Any bytes give events or raise a `ProviderError`."""
 
     def __init__(self, request: ModelRequest, endpoint: Endpoint, limit: int) -> None:
         self.ended = False
         self._endpoint = endpoint
-        self._frames = Frames(limit)
+        self._frames = SSEParser(limit)
         self._reply = Reply(request, endpoint.provider)
 
     def feed(self, chunk: bytes) -> list[ModelEvent]:
@@ -161,13 +161,13 @@ class StreamDecoder(ABC):
         try:
             if not self.ended:
                 for data in self._frames.feed(chunk):
-                    self._data(data, events)
+                    self._handle_data(data, events)
                     if self.ended:
                         break
             return events
-        except Overflow:
+        except ReplyTooLong:
             problem = f"sent more than {self._frames.limit} bytes for one reply"
-        except (Corrupt, ValueError, TypeError, AttributeError, LookupError, OverflowError):
+        except (MalformedLine, ValueError, TypeError, AttributeError, LookupError, OverflowError):
             pass
         # Raised here and not above, because a JSON error holds on to the text that it could not read.
         raise BadResponse(f"{self._endpoint.provider} {problem}: ask again", provider=self._endpoint.provider)
@@ -177,22 +177,22 @@ class StreamDecoder(ABC):
         """The bytes have ended."""
 
     @abstractmethod
-    def _data(self, data: bytes, events: list[ModelEvent]) -> None:
+    def _handle_data(self, data: bytes, events: list[ModelEvent]) -> None:
         """One event of the stream."""
 
-    def _truncated(self) -> StreamTruncated:
+    def _truncation_error(self) -> StreamTruncated:
         text = f"{self._endpoint.provider} ended its stream before the reply was complete: ask again"
         return StreamTruncated(text, provider=self._endpoint.provider)
 
 
-def text_of(value: object) -> str | None:
+def check_text(value: object) -> str | None:
     """A string that may be missing, and must be nothing else."""
     if value is not None and type(value) is not str:
         raise TypeError
     return value
 
 
-def tokens(value: object) -> int:
+def read_token_count(value: object) -> int:
     """A count, within what a log can hold."""
     if value is None:
         return 0

@@ -16,7 +16,7 @@ from holdfast.models.endpoint import Endpoint, WireRequest
 from holdfast.models.registry import PROVIDERS, LanguageModel
 
 if TYPE_CHECKING:
-    from holdfast.models.transport import Wire
+    from holdfast.models.transport import Transport
 
 BATCH = 128  # texts of one request
 TIMEOUT = 30.0
@@ -57,16 +57,16 @@ class Embeddings:
         found: list[list[float]] = []
         for start in range(0, len(texts), BATCH):
             part = texts[start : start + BATCH]
-            body = self._wire.fetch(_encoded(self._model.name, part, endpoint), endpoint)
-            found += _decoded(body, len(part), endpoint)
+            body = self._transport.fetch(_encode_request(self._model.name, part, endpoint), endpoint)
+            found += _decode_response(body, len(part), endpoint)
         return found
 
     @cached_property
-    def _wire(self) -> Wire:
-        return self._model._wire
+    def _transport(self) -> Transport:
+        return self._model._transport
 
 
-def _encoded(model: str, texts: list[str], endpoint: Endpoint) -> WireRequest:
+def _encode_request(model: str, texts: list[str], endpoint: Endpoint) -> WireRequest:
     headers = {"content-type": "application/json", "accept": "application/json"}
     if endpoint.api_key:
         headers["authorization"] = f"Bearer {endpoint.api_key}"
@@ -77,7 +77,7 @@ def _encoded(model: str, texts: list[str], endpoint: Endpoint) -> WireRequest:
     )
 
 
-def _decoded(body: bytes, count: int, endpoint: Endpoint) -> list[list[float]]:
+def _decode_response(body: bytes, count: int, endpoint: Endpoint) -> list[list[float]]:
     try:
         data = orjson.loads(body)["data"]
         vectors = [each["embedding"] for each in sorted(data, key=lambda each: each["index"])]

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _TEXTUAL = ("application/json", "application/xml", "application/yaml", "application/x-yaml", "application/javascript")
-_FIXED = frozenset(("model", "messages", "stream", "tools", "system"))
+_RESERVED_OPTIONS = frozenset(("model", "messages", "stream", "tools", "system"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Decoder(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether `Done` was told; what comes after it does not count."""
+        """Whether `Done` was returned; bytes after it do not count."""
         ...
 
     def feed(self, chunk: bytes) -> list[ModelEvent]: ...
@@ -78,11 +78,11 @@ class Codec(Protocol):
     def decoder(self, request: ModelRequest, endpoint: Endpoint, limit: int = MAX_REPLY_BYTES) -> Decoder: ...
 
 
-def to_bytes(body: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:
+def encode_body(body: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:
     """The body with the caller's own options in it, in a stable order."""
     merged = dict(body)
     for name, value in options.items():
-        if name in _FIXED:
+        if name in _RESERVED_OPTIONS:
             raise InvalidArgument(f"option {name!r} is set by holdfast: give it as an argument instead")
         if isinstance(value, Mapping) and isinstance(merged.get(name), dict):
             value = merged[name] | dict(value)
@@ -93,7 +93,7 @@ def to_bytes(body: Mapping[str, Any], options: Mapping[str, Any]) -> bytes:
         raise NotJSON(f"the request to the model is not JSON: {error}") from error
 
 
-def chosen_tool(request: ModelRequest) -> str | None:
+def check_tool_choice(request: ModelRequest) -> str | None:
     """The tool choice, if it means something for the tools there are."""
     choice = request.tool_choice
     if choice is None or (not request.tools and choice in ("auto", "none")):
@@ -106,7 +106,7 @@ def chosen_tool(request: ModelRequest) -> str | None:
     return choice
 
 
-def checked_tools(tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+def check_tools(tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
     seen: set[str] = set()
     for tool in tools:
         if not _NAME.fullmatch(tool.name):
@@ -135,7 +135,7 @@ def wire_arguments(call: ToolCall) -> dict[str, Any]:
     return call.arguments if isinstance(call.arguments, dict) else {"invalid_json": call.arguments}
 
 
-def is_own(thinking: Thinking, request: ModelRequest, endpoint: Endpoint) -> bool:
+def is_own_thinking(thinking: Thinking, request: ModelRequest, endpoint: Endpoint) -> bool:
     """Whether this thinking came from the model that is asked now; any other would refuse its signature."""
     return thinking.provider == endpoint.provider and thinking.model == request.model
 
@@ -155,7 +155,7 @@ def file_text(part: File) -> str | None:
         return None
 
 
-def described(part: Image | File) -> str:
+def describe_media(part: Image | File) -> str:
     """What stands in the place of something that this endpoint cannot be sent. A session must not become unusable
     because it was begun with a model that sees more."""
     what = part.name or part.url or part.media_type or "unnamed"
@@ -163,7 +163,7 @@ def described(part: Image | File) -> str:
     return f"[{part.type}: {what}{size}; it cannot be shown to this model]"
 
 
-def with_instruction(messages: Sequence[Message], schema: Mapping[str, Any]) -> list[Message]:
+def add_schema_instruction(messages: Sequence[Message], schema: Mapping[str, Any]) -> list[Message]:
     """The conversation with the request for JSON at its end, where it disturbs no cache."""
     text = (
         "\n\nAnswer with one JSON value and nothing else (no code fence, no comment), valid under this JSON Schema:\n"

@@ -1,6 +1,6 @@
 """The wire format of OpenAI's Chat Completions, which most other endpoints speak too. Pure: bytes out, bytes in.
 
-A reply ends with a finish reason. Bytes that stop before it are `StreamTruncated`, whatever they said so far.
+A reply ends with a finish reason. Bytes that stop before it are `StreamTruncated`, also after a complete text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,27 @@ import orjson
 
 from holdfast.errors import ProviderUnavailable
 from holdfast.log.messages import File, Image, Message, Part, Text, Thinking, ToolCall, ToolResult
-from holdfast.models import endpoint as codec
-from holdfast.models import strict_schema as schema
-from holdfast.models.base import ModelEvent, ModelRequest, StopReason, Usage, repaired
-from holdfast.models.decoder import Block, Kind, StreamDecoder, text_of, tokens
-from holdfast.models.endpoint import Endpoint, WireRequest
-from holdfast.models.provider_errors import stream_fault
+from holdfast.log.repair import repair_history
+from holdfast.models import strict_schema
+from holdfast.models.base import ModelEvent, ModelRequest, StopReason, Usage
+from holdfast.models.decoder import Block, Kind, StreamDecoder, check_text, read_token_count
+from holdfast.models.endpoint import (
+    MAX_REPLY_BYTES,
+    Endpoint,
+    WireRequest,
+    add_schema_instruction,
+    base64_of,
+    check_tool_choice,
+    check_tools,
+    describe_media,
+    encode_body,
+    file_text,
+    is_own_thinking,
+    wire_arguments,
+    wire_id,
+    wire_name,
+)
+from holdfast.models.provider_errors import error_from_stream
 
 _STOPS: dict[str, StopReason] = {
     "stop": "end_turn",
@@ -38,11 +53,11 @@ def encode(request: ModelRequest, endpoint: Endpoint) -> WireRequest:
     dialect = endpoint.dialect
     messages = list(request.messages)
     if request.output_schema is not None and dialect.structured != "schema":
-        messages = codec.with_instruction(messages, request.output_schema)
+        messages = add_schema_instruction(messages, request.output_schema)
     body: dict[str, Any] = {"model": request.model}
     body["messages"] = [
         *([{"role": "system", "content": "\n\n".join(request.system_texts)}] if request.system_texts else []),
-        *(each for message in repaired(messages) for each in _message(message, request, endpoint)),
+        *(each for message in repair_history(messages) for each in _encode_message(message, request, endpoint)),
     ]
     if request.tools:
         body["tools"] = [
@@ -54,9 +69,9 @@ def encode(request: ModelRequest, endpoint: Endpoint) -> WireRequest:
                     "parameters": dict(tool.parameters),
                 },
             }
-            for tool in codec.checked_tools(request.tools)
+            for tool in check_tools(request.tools)
         ]
-    choice = codec.chosen_tool(request)
+    choice = check_tool_choice(request)
     if choice is not None:
         named = choice not in ("auto", "none", "required")
         body["tool_choice"] = {"type": "function", "function": {"name": choice}} if named else choice
@@ -74,40 +89,40 @@ def encode(request: ModelRequest, endpoint: Endpoint) -> WireRequest:
     return WireRequest(
         url=endpoint.base_url.rstrip("/") + "/chat/completions",
         headers=headers | dict(endpoint.headers),
-        body=codec.to_bytes(body, request.options),
+        body=encode_body(body, request.options),
     )
 
 
 def _response_format(wanted: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.dialect.structured == "json":
         return {"type": "json_object"}
-    closed = schema.closed(wanted)
-    strict = closed is not None and schema.is_strict(closed)
-    form = {"name": schema.schema_name(wanted), "schema": closed if strict else dict(wanted), "strict": strict}
+    closed = strict_schema.close_schema(wanted)
+    strict = closed is not None and strict_schema.is_strict(closed)
+    form = {"name": strict_schema.schema_name(wanted), "schema": closed if strict else dict(wanted), "strict": strict}
     return {"type": "json_schema", "json_schema": form}
 
 
-def _message(message: Message, request: ModelRequest, endpoint: Endpoint) -> list[dict[str, Any]]:
+def _encode_message(message: Message, request: ModelRequest, endpoint: Endpoint) -> list[dict[str, Any]]:
     if message.role == "tool":
-        return [_result(part, endpoint) for part in message.parts if isinstance(part, ToolResult)]
+        return [_encode_result(part, endpoint) for part in message.parts if isinstance(part, ToolResult)]
     if message.role == "assistant":
-        return _assistant(message, request, endpoint)
-    parts = [_part(part) for part in message.parts if isinstance(part, (Text, Image, File))]
+        return _encode_assistant(message, request, endpoint)
+    parts = [_encode_part(part) for part in message.parts if isinstance(part, (Text, Image, File))]
     if all(part["type"] == "text" for part in parts):
         text = "".join(part["text"] for part in parts)
         return [{"role": message.role, "content": text}] if text else []
     return [{"role": message.role, "content": parts}]
 
 
-def _result(result: ToolResult, endpoint: Endpoint) -> dict[str, Any]:
+def _encode_result(result: ToolResult, endpoint: Endpoint) -> dict[str, Any]:
     # There is no flag for an error, so it has to be said.
     is_plain = not result.is_error or result.content.lower().startswith("error")
     content = result.content if is_plain else f"Error: {result.content}"
-    call_id = codec.wire_id(result.call_id, short=endpoint.dialect.short_ids)
+    call_id = wire_id(result.call_id, short=endpoint.dialect.short_ids)
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
-def _assistant(message: Message, request: ModelRequest, endpoint: Endpoint) -> list[dict[str, Any]]:
+def _encode_assistant(message: Message, request: ModelRequest, endpoint: Endpoint) -> list[dict[str, Any]]:
     text, reasoning = "", ""
     calls: list[dict[str, Any]] = []
     signature: str | None = None
@@ -115,13 +130,13 @@ def _assistant(message: Message, request: ModelRequest, endpoint: Endpoint) -> l
         if isinstance(part, Text):
             text += part.text
         elif isinstance(part, (Image, File)):
-            text += codec.described(part)
+            text += describe_media(part)
         elif isinstance(part, Thinking):
-            if codec.is_own(part, request, endpoint):
+            if is_own_thinking(part, request, endpoint):
                 reasoning += part.text
                 signature = part.signature
         elif isinstance(part, ToolCall):
-            calls.append(_call(part, signature, endpoint))
+            calls.append(_encode_call(part, signature, endpoint))
             signature = None
     if not text and not calls:
         return []
@@ -133,31 +148,31 @@ def _assistant(message: Message, request: ModelRequest, endpoint: Endpoint) -> l
     return [found]
 
 
-def _call(call: ToolCall, signature: str | None, endpoint: Endpoint) -> dict[str, Any]:
-    arguments = orjson.dumps(codec.wire_arguments(call)).decode()
+def _encode_call(call: ToolCall, signature: str | None, endpoint: Endpoint) -> dict[str, Any]:
+    arguments = orjson.dumps(wire_arguments(call)).decode()
     found: dict[str, Any] = {
-        "id": codec.wire_id(call.id, short=endpoint.dialect.short_ids),
+        "id": wire_id(call.id, short=endpoint.dialect.short_ids),
         "type": "function",
-        "function": {"name": codec.wire_name(call.name), "arguments": arguments},
+        "function": {"name": wire_name(call.name), "arguments": arguments},
     }
     if signature:
         found["extra_content"] = {"google": {"thought_signature": signature}}
     return found
 
 
-def _part(part: Part) -> dict[str, Any]:
+def _encode_part(part: Part) -> dict[str, Any]:
     if isinstance(part, Text):
         return {"type": "text", "text": part.text}
     if isinstance(part, Image):
-        url = part.url or f"data:{part.media_type};base64,{codec.base64_of(part.data or b'')}"
+        url = part.url or f"data:{part.media_type};base64,{base64_of(part.data or b'')}"
         return {"type": "image_url", "image_url": {"url": url}}
     assert isinstance(part, File)
-    text = codec.file_text(part)
+    text = file_text(part)
     if text is not None:
         return {"type": "text", "text": f"[file: {part.name or part.media_type}]\n{text}\n"}
     if part.data is None:
-        return {"type": "text", "text": codec.described(part)}
-    data = f"data:{part.media_type};base64,{codec.base64_of(part.data)}"
+        return {"type": "text", "text": describe_media(part)}
+    data = f"data:{part.media_type};base64,{base64_of(part.data)}"
     return {"type": "file", "file": {"filename": part.name or "file", "file_data": data}}
 
 
@@ -167,134 +182,136 @@ def _part(part: Part) -> dict[str, Any]:
 class Decoder(StreamDecoder):
     """One reply, from bytes to events."""
 
-    def __init__(self, request: ModelRequest, endpoint: Endpoint, limit: int = codec.MAX_REPLY_BYTES) -> None:
+    def __init__(self, request: ModelRequest, endpoint: Endpoint, limit: int = MAX_REPLY_BYTES) -> None:
         super().__init__(request, endpoint, limit)
-        self._current: Block | None = None  # the text or thinking that is being told
+        self._current: Block | None = None  # the block of text or thinking that is open
         self._calls: dict[object, Block] = {}  # by the provider's index
         self._call_ids: dict[object, str] = {}
         self._raw_stop: str | None = None
-        self._refused = False
+        self._is_refusal = False
 
     def finish(self) -> list[ModelEvent]:
         events: list[ModelEvent] = []
         if not self.ended:
-            if self._raw_stop is None or self._frames.rest not in (b"", b"[DONE]"):
-                raise self._truncated()
-            self._end(events)  # not everybody says [DONE]
+            if self._raw_stop is None or self._frames.incomplete_data not in (b"", b"[DONE]"):
+                raise self._truncation_error()
+            self._end_reply(events)  # not everybody says [DONE]
         return events
 
-    def _data(self, data: bytes, events: list[ModelEvent]) -> None:
+    def _handle_data(self, data: bytes, events: list[ModelEvent]) -> None:
         if data == b"[DONE]":
             if self._raw_stop is None:
-                raise self._truncated()
-            self._end(events)
+                raise self._truncation_error()
+            self._end_reply(events)
             return
         frame = orjson.loads(data)
         if frame.get("error"):
-            raise stream_fault(self._endpoint, frame["error"])
+            raise error_from_stream(self._endpoint, frame["error"])
         choices = frame.get("choices")
         if choices:
             choice = choices[0]
             if choice.get("index", 0) == 0:
                 delta = choice.get("delta")
                 if delta:
-                    self._delta(delta, events)
+                    self._apply_delta(delta, events)
                 if choice.get("finish_reason"):
-                    self._stopped(text_of(choice["finish_reason"]) or "")
+                    self._set_stop_reason(check_text(choice["finish_reason"]) or "")
         reply = self._reply
         if reply.response_id is None:
-            reply.response_id = text_of(frame.get("id"))
-            reply.answered_by = text_of(frame.get("model"))
+            reply.response_id = check_text(frame.get("id"))
+            reply.reported_model = check_text(frame.get("model"))
         usage = frame.get("usage")
         if usage:
-            reply.usage = _usage(usage)
+            reply.usage = _decode_usage(usage)
 
-    def _delta(self, delta: dict[str, Any], events: list[ModelEvent]) -> None:
+    def _apply_delta(self, delta: dict[str, Any], events: list[ModelEvent]) -> None:
         text = delta.get("reasoning_content") or delta.get("reasoning")
         if type(text) is str:
-            self._text("thinking", text, events)
+            self._add_text("thinking", text, events)
         text = delta.get("content")
         if text:
             if type(text) is str:
-                self._text("text", text, events)
+                self._add_text("text", text, events)
             else:
-                self._pieces(text, events)
+                self._add_pieces(text, events)
         if delta.get("refusal"):
-            self._refused = True
-            self._text("text", delta["refusal"], events)
+            self._is_refusal = True
+            self._add_text("text", delta["refusal"], events)
         if "tool_calls" in delta:
             for call in delta["tool_calls"] or ():
-                self._call(call, events)
+                self._add_call(call, events)
 
-    def _text(self, kind: Kind, text: str, events: list[ModelEvent]) -> None:
+    def _add_text(self, kind: Kind, text: str, events: list[ModelEvent]) -> None:
         block = self._current
         if block is None or block.kind != kind:
-            block = self._begin(kind, events)
-        block.grow(text, events)
+            block = self._begin_block(kind, events)
+        block.add_piece(text, events)
 
-    def _begin(self, kind: Kind, events: list[ModelEvent]) -> Block:
+    def _begin_block(self, kind: Kind, events: list[ModelEvent]) -> Block:
         if self._current is not None:
-            self._reply.stop(self._current, events)
-        self._current = self._reply.start(kind, events)
+            self._reply.stop_block(self._current, events)
+        self._current = self._reply.start_block(kind, events)
         return self._current
 
-    def _pieces(self, pieces: Sequence[dict[str, Any]], events: list[ModelEvent]) -> None:
+    def _add_pieces(self, pieces: Sequence[dict[str, Any]], events: list[ModelEvent]) -> None:
         # Mistral's reasoning models send content as a list, thinking inside it.
         for piece in pieces:
             if piece["type"] == "thinking":
                 for inner in piece["thinking"]:
-                    self._text("thinking", inner["text"], events)
+                    self._add_text("thinking", inner["text"], events)
             elif piece["type"] == "text" and piece["text"]:
-                self._text("text", piece["text"], events)
+                self._add_text("text", piece["text"], events)
 
-    def _call(self, call: dict[str, Any], events: list[ModelEvent]) -> None:
+    def _add_call(self, call: dict[str, Any], events: list[ModelEvent]) -> None:
         function = call.get("function") or {}
-        key, call_id = call.get("index"), text_of(call.get("id"))
+        key, call_id = call.get("index"), check_text(call.get("id"))
         if key is None:
             key = call_id or next(reversed(self._calls), 0)
         block = self._calls.get(key)
         # Some endpoints number every call 0, and only the id tells them apart.
         if block is None or (call_id and self._call_ids.get(key) not in (None, call_id)):
             if self._current is not None:
-                self._reply.stop(self._current, events)
+                self._reply.stop_block(self._current, events)
                 self._current = None
-            block = self._reply.start("tool", events, id=call_id or "", name=text_of(function.get("name")) or "")
+            block = self._reply.start_block(
+                "tool", events, id=call_id or "", name=check_text(function.get("name")) or ""
+            )
             self._calls[key] = block
         if call_id:
             self._call_ids[key] = call_id
         extra = call.get("extra_content")
         if extra:
-            block.signature = text_of((extra.get("google") or {}).get("thought_signature")) or block.signature
+            block.signature = check_text((extra.get("google") or {}).get("thought_signature")) or block.signature
         arguments = function.get("arguments")
         if type(arguments) is dict:
             block.given = arguments
         elif arguments is not None:
-            block.grow(arguments, events)
+            block.add_piece(arguments, events)
 
-    def _stopped(self, raw_stop: str) -> None:
+    def _set_stop_reason(self, raw_stop: str) -> None:
         if raw_stop in _FAILED_STOPS:
             text = f"{self._endpoint.provider} gave up on its reply ({raw_stop}): ask again"
             raise ProviderUnavailable(text, provider=self._endpoint.provider)
         self._raw_stop = raw_stop
 
-    def _end(self, events: list[ModelEvent]) -> None:
+    def _end_reply(self, events: list[ModelEvent]) -> None:
         raw_stop = self._raw_stop or ""
         stop = _STOPS.get(raw_stop, "other")
         if stop in ("end_turn", "tool_use"):  # some say "stop" after a call, and the other way round
-            stop = "refusal" if self._refused else "tool_use" if self._calls else "end_turn"
+            stop = "refusal" if self._is_refusal else "tool_use" if self._calls else "end_turn"
         self.ended = True
-        self._reply.done(stop, raw_stop, events)
+        self._reply.finish(stop, raw_stop, events)
 
 
-def _usage(usage: dict[str, Any]) -> Usage:
+def _decode_usage(usage: dict[str, Any]) -> Usage:
     into = usage.get("prompt_tokens_details") or {}
     out = usage.get("completion_tokens_details") or {}
     return Usage(
-        input_tokens=tokens(usage.get("prompt_tokens")),
-        output_tokens=tokens(usage.get("completion_tokens")),
-        cache_read_tokens=tokens(into.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),
-        cache_write_tokens=tokens(into.get("cache_write_tokens")),
-        reasoning_tokens=tokens(out.get("reasoning_tokens")),
+        input_tokens=read_token_count(usage.get("prompt_tokens")),
+        output_tokens=read_token_count(usage.get("completion_tokens")),
+        cache_read_tokens=read_token_count(into.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")),
+        cache_write_tokens=read_token_count(into.get("cache_write_tokens")),
+        reasoning_tokens=read_token_count(out.get("reasoning_tokens")),
     )
 
 

@@ -56,7 +56,7 @@ _BY_STATUS: dict[int, type[ProviderError]] = {
     429: RateLimited,
     504: ProviderTimeout,
 }
-_WHAT: dict[type[ProviderError], tuple[str, str]] = {
+_EXPLANATIONS: dict[type[ProviderError], tuple[str, str]] = {
     AuthenticationFailed: ("does not accept the API key", "check api_key= or the provider's variable"),
     ContextTooLong: ("says that the request is longer than the model can read", "shorten the conversation"),
     RateLimited: ("allows no more requests now", "wait, or look at the account's limits"),
@@ -79,33 +79,37 @@ _SECRET = re.compile(
 MAX_QUOTE = 300
 
 
-def http_fault(endpoint: Endpoint, status: int, headers: Mapping[str, str], body: bytes, *, now: int) -> ProviderError:
+def error_from_response(
+    endpoint: Endpoint, status: int, headers: Mapping[str, str], body: bytes, *, now: int
+) -> ProviderError:
     """The error behind an answer that is no stream; `now` is in microseconds."""
     if 300 <= status < 400:
         text = f"{endpoint.provider} answered with a redirect ({status}), which is not followed: check base_url"
         return RequestRejected(text, provider=endpoint.provider, http_status=status)
-    code, message = _said(body)
+    code, message = _read_error_body(body)
     if status < 300:
-        if code or message:  # an error, whatever the status says
-            return _fault(_kind(0, code, message), endpoint, status, message)
+        if code or message:  # an error, although the status is a success
+            return _build_error(_error_class(0, code, message), endpoint, status, message)
         text = f"{endpoint.provider} did not answer with a stream: check base_url"
         return BadResponse(text, provider=endpoint.provider, http_status=status, retryable=False)
-    kind = _kind(status, code, message)
+    kind = _error_class(status, code, message)
     retryable = False if code in _NO_QUOTA or status == 402 else None
     if headers.get("x-should-retry") in ("true", "false"):
         retryable = headers["x-should-retry"] == "true"
-    return _fault(kind, endpoint, status, message, retryable=retryable, retry_after=wait_asked_for(headers, now))
+    return _build_error(
+        kind, endpoint, status, message, retryable=retryable, retry_after=read_retry_after(headers, now)
+    )
 
 
-def stream_fault(endpoint: Endpoint, error: object) -> ProviderError:
+def error_from_stream(endpoint: Endpoint, error: object) -> ProviderError:
     """The error behind an `error` that came inside a stream."""
-    code, message = _said(orjson.dumps({"error": error}))
+    code, message = _read_error_body(orjson.dumps({"error": error}))
     status = int(code) if code.isdecimal() and len(code) == 3 else None
-    kind = _kind(status or 0, code, message)
-    return _fault(kind, endpoint, status, message, retryable=False if code in _NO_QUOTA else None)
+    kind = _error_class(status or 0, code, message)
+    return _build_error(kind, endpoint, status, message, retryable=False if code in _NO_QUOTA else None)
 
 
-def wait_asked_for(headers: Mapping[str, str], now: int) -> float | None:
+def read_retry_after(headers: Mapping[str, str], now: int) -> float | None:
     """Seconds that the provider asks us to wait: given in milliseconds, in seconds, or as a date."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
@@ -123,7 +127,7 @@ def wait_asked_for(headers: Mapping[str, str], now: int) -> float | None:
     return max(0.0, (date - datetime.fromtimestamp(now / 1e6, UTC)).total_seconds())
 
 
-def quoted(message: str, api_key: str | None) -> str:
+def quote_message(message: str, api_key: str | None) -> str:
     """A provider's words, made safe for logs: short, on one line, without keys."""
     # Any eight characters of the key are enough to give it away, so then nothing is quoted at all.
     if api_key and any(api_key[at : at + 8] in message for at in range(max(1, len(api_key) - 7))):
@@ -133,12 +137,12 @@ def quoted(message: str, api_key: str | None) -> str:
     return line if len(line) <= MAX_QUOTE else line[: MAX_QUOTE - 1] + "…"
 
 
-def redacted(text: str) -> str:
+def redact_secrets(text: str) -> str:
     """A text of unknown origin without what has the shape of a key."""
     return _SECRET.sub("[removed]", text)
 
 
-def _fault(
+def _build_error(
     kind: type[ProviderError],
     endpoint: Endpoint,
     status: int | None,
@@ -147,17 +151,17 @@ def _fault(
     retryable: bool | None = None,
     retry_after: float | None = None,
 ) -> ProviderError:
-    what, advice = _WHAT[kind]
+    what, advice = _EXPLANATIONS[kind]
     text = f"{endpoint.provider} {what}" + (f" ({status})" if status else "")
     # What is said about a rejected key tends to repeat it.
-    words = "" if kind is AuthenticationFailed else quoted(message, endpoint.api_key)
-    if any(not quoted(words, secret) for secret in endpoint.secrets):
+    words = "" if kind is AuthenticationFailed else quote_message(message, endpoint.api_key)
+    if any(not quote_message(words, secret) for secret in endpoint.secrets):
         words = ""
     text += f": {words.rstrip('.')}; {advice}" if words else f": {advice}"
     return kind(text, provider=endpoint.provider, http_status=status, retryable=retryable, retry_after=retry_after)
 
 
-def _kind(status: int, code: str, message: str) -> type[ProviderError]:
+def _error_class(status: int, code: str, message: str) -> type[ProviderError]:
     found = _BY_CODE.get(code)
     if found is None or found is RequestRejected:
         if status in (0, 400, 413, 422) and _TOO_LONG.search(message):
@@ -168,7 +172,7 @@ def _kind(status: int, code: str, message: str) -> type[ProviderError]:
     return ProviderUnavailable if status >= 500 or status == 0 else RequestRejected
 
 
-def _said(body: bytes) -> tuple[str, str]:
+def _read_error_body(body: bytes) -> tuple[str, str]:
     """Code and message of an error body: OpenAI's, Anthropic's, Google's list of one, or just words."""
     try:
         value = orjson.loads(body)

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from holdfast.clock import REAL
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import AuthenticationFailed, InvalidArgument
 from holdfast.models.endpoint import Codec, Dialect, Endpoint
 
 if TYPE_CHECKING:
     from holdfast.models.base import Model, ModelEvent, ModelRequest
-    from holdfast.models.transport import Wire
+    from holdfast.models.transport import Transport
 
 DEFAULT_MODEL = "HOLDFAST_MODEL"  # the variable: "openai:gpt-4o"
 
@@ -27,8 +27,8 @@ class Provider:
     """One row of the table: where a provider is, which variables configure it, and how it likes to be spoken to."""
 
     base_url: str
-    keys: tuple[str, ...]
-    url: str
+    key_variables: tuple[str, ...]
+    url_variable: str
     codec: str = "openai"  # the module that speaks its format, loaded with the first call
     dialect: Dialect = field(default_factory=Dialect)
     needs_key: bool = True
@@ -38,48 +38,59 @@ class Provider:
 PROVIDERS: dict[str, Provider] = {
     "openai": Provider(
         base_url="https://api.openai.com/v1",
-        keys=("OPENAI_API_KEY",),
-        url="OPENAI_BASE_URL",
+        key_variables=("OPENAI_API_KEY",),
+        url_variable="OPENAI_BASE_URL",
         dialect=Dialect(max_tokens_field="max_completion_tokens"),
     ),
     "anthropic": Provider(
         base_url="https://api.anthropic.com",
-        keys=("ANTHROPIC_API_KEY",),
-        url="ANTHROPIC_BASE_URL",
+        key_variables=("ANTHROPIC_API_KEY",),
+        url_variable="ANTHROPIC_BASE_URL",
         codec="anthropic",
         context_window=200_000,
     ),
     "google": Provider(
         base_url="https://generativelanguage.googleapis.com/v1beta/openai",
-        keys=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
-        url="GEMINI_BASE_URL",
+        key_variables=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+        url_variable="GEMINI_BASE_URL",
         context_window=1_048_576,
     ),
     "ollama": Provider(
         base_url="http://localhost:11434/v1",
-        keys=("OLLAMA_API_KEY",),
-        url="OLLAMA_BASE_URL",
+        key_variables=("OLLAMA_API_KEY",),
+        url_variable="OLLAMA_BASE_URL",
         needs_key=False,
-        context_window=8_192,  # what its server reads unless it is told otherwise; the rest it drops in silence
+        context_window=8_192,  # tokens that its server reads by default; it drops the rest in silence
     ),
-    "groq": Provider(base_url="https://api.groq.com/openai/v1", keys=("GROQ_API_KEY",), url="GROQ_BASE_URL"),
+    "groq": Provider(
+        base_url="https://api.groq.com/openai/v1", key_variables=("GROQ_API_KEY",), url_variable="GROQ_BASE_URL"
+    ),
     "mistral": Provider(
         base_url="https://api.mistral.ai/v1",
-        keys=("MISTRAL_API_KEY",),
-        url="MISTRAL_BASE_URL",
+        key_variables=("MISTRAL_API_KEY",),
+        url_variable="MISTRAL_BASE_URL",
         dialect=Dialect(asks_for_usage=False, short_ids=True),
     ),
     "openrouter": Provider(
-        base_url="https://openrouter.ai/api/v1", keys=("OPENROUTER_API_KEY",), url="OPENROUTER_BASE_URL"
+        base_url="https://openrouter.ai/api/v1",
+        key_variables=("OPENROUTER_API_KEY",),
+        url_variable="OPENROUTER_BASE_URL",
     ),
     "deepseek": Provider(
         base_url="https://api.deepseek.com/v1",
-        keys=("DEEPSEEK_API_KEY",),
-        url="DEEPSEEK_BASE_URL",
+        key_variables=("DEEPSEEK_API_KEY",),
+        url_variable="DEEPSEEK_BASE_URL",
         dialect=Dialect(structured="json", needs_reasoning=True),
     ),
-    "xai": Provider(base_url="https://api.x.ai/v1", keys=("XAI_API_KEY",), url="XAI_BASE_URL", context_window=131_072),
-    "together": Provider(base_url="https://api.together.xyz/v1", keys=("TOGETHER_API_KEY",), url="TOGETHER_BASE_URL"),
+    "xai": Provider(
+        base_url="https://api.x.ai/v1",
+        key_variables=("XAI_API_KEY",),
+        url_variable="XAI_BASE_URL",
+        context_window=131_072,
+    ),
+    "together": Provider(
+        base_url="https://api.together.xyz/v1", key_variables=("TOGETHER_API_KEY",), url_variable="TOGETHER_BASE_URL"
+    ),
 }
 
 # By the beginning of a model's name; the longest that fits. Where newer models may have more, the smaller number
@@ -133,7 +144,7 @@ class LanguageModel:
     arguments the one in HOLDFAST_MODEL.
 
     Options: `temperature, max_tokens, stop, tool_choice` are defaults for each request; `timeout, max_retries, headers,
-    context_window, structured, ids` are about the connection; any other goes into the provider's request as it is.
+    context_window, structured, clock` are about the connection; any other goes into the provider's request as it is.
     """
 
     def __init__(
@@ -151,54 +162,54 @@ class LanguageModel:
         for name, value in self._headers.items():
             if not _fits_header(name) or not _fits_header(value):
                 raise InvalidArgument(f"header {name!r} has a character that no header can hold: write ASCII, one line")
-        self._given = (provider, model)
+        self._name_arguments = (provider, model)
         self._api_key, self._base_url = api_key, base_url
         self._script = options.pop("script", None)
         self._window: int | None = options.pop("context_window", None)
         self._structured = options.pop("structured", None)
-        ids = options.pop("ids", None) or REAL
+        clock = options.pop("clock", None) or SYSTEM_CLOCK
         connection = {name: options.pop(name) for name in _CONNECTION if options.get(name) is not None}
-        self._connection = {"ids": ids, **connection}
+        self._connection = {"clock": clock, **connection}
         self._defaults = {name: options.pop(name) for name in _DEFAULTS if name in options}
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._named: tuple[str, str] | None = None
-        self._local: Model | None = None
+        self._provider_and_model: tuple[str, str] | None = None
+        self._local_model: Model | None = None
         if provider is not None or model is not None:
-            self._resolved()  # a wrong name is told at once; a missing key, or no name at all, with the first call
+            self._resolve_name()  # a wrong name raises at once; a missing key, or no name at all, with the first call
 
     @property
     def provider(self) -> str:
-        return self._resolved()[0]
+        return self._resolve_name()[0]
 
     @property
     def name(self) -> str:
-        return self._resolved()[1]
+        return self._resolve_name()[1]
 
     @property
     def context_window(self) -> int:
-        local = self._stand_in()
-        return self._window or (local.context_window if local else context_window_of(*self._resolved()))
+        local = self._get_local_model()
+        return self._window or (local.context_window if local else context_window_of(*self._resolve_name()))
 
     def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
-        request = self._completed(request)
-        local = self._stand_in()
+        request = self._apply_defaults(request)
+        local = self._get_local_model()
         if local is not None:
             return local.stream(request)
-        return self._wire.stream(self._codec(), request, self.endpoint())
+        return self._transport.stream(self._load_codec(), request, self.endpoint())
 
     def stream_async(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        request = self._completed(request)
-        local = self._stand_in()
+        request = self._apply_defaults(request)
+        local = self._get_local_model()
         if local is not None:
             return local.stream_async(request)
-        return self._wire.stream_async(self._codec(), request, self.endpoint())
+        return self._transport.stream_async(self._load_codec(), request, self.endpoint())
 
     def close(self) -> None:
         """Close this process's connections; the model can still be used, and opens new ones."""
-        self._wire.close()
+        self._transport.close()
 
     async def close_async(self) -> None:
-        await self._wire.close_async()
+        await self._transport.close_async()
 
     def endpoint(self) -> Endpoint:
         """Where requests go, as the environment says now. Raises if a key is missing."""
@@ -206,18 +217,18 @@ class LanguageModel:
         row = PROVIDERS.get(provider)
         base_url, key, needs_key = self._base_url, self._api_key, False
         if row is not None:
-            base_url = base_url or os.environ.get(row.url) or row.base_url
-            key = key or next((os.environ[name] for name in row.keys if os.environ.get(name)), None)
+            base_url = base_url or os.environ.get(row.url_variable) or row.base_url
+            key = key or next((os.environ[name] for name in row.key_variables if os.environ.get(name)), None)
             needs_key = row.needs_key and base_url == row.base_url
         assert base_url is not None
-        _check_url(base_url, row.url if row else "base_url")
+        _check_url(base_url, row.url_variable if row else "base_url")
         if row is not None and needs_key and not key:
-            text = f"no API key for {provider}: set {row.keys[0]}, or pass api_key="
+            text = f"no API key for {provider}: set {row.key_variables[0]}, or pass api_key="
             raise AuthenticationFailed(text, provider=provider)
         if key is not None and (not _fits_header(key) or " " in key):
             text = f"the API key for {provider} has a character that no key has (a line end or a space?): set it again"
             raise AuthenticationFailed(text, provider=provider)
-        base_url, headers, secrets = _without_userinfo(base_url, self._headers)
+        base_url, headers, secrets = _move_userinfo_to_header(base_url, self._headers)
         dialect = row.dialect if row else Dialect()
         if self._structured is not None:
             dialect = replace(dialect, structured=self._structured)
@@ -226,26 +237,26 @@ class LanguageModel:
         )
 
     def __repr__(self) -> str:
-        provider, model = self._named or self._given
+        provider, model = self._provider_and_model or self._name_arguments
         return f"LanguageModel({f'{provider}:{model}' if provider or model else ''!r})"
 
     @cached_property
-    def _wire(self) -> Wire:
-        from holdfast.models.transport import Wire
+    def _transport(self) -> Transport:
+        from holdfast.models.transport import Transport
 
-        return Wire(**self._connection)
+        return Transport(**self._connection)
 
-    def _codec(self) -> Codec:
+    def _load_codec(self) -> Codec:
         row = PROVIDERS.get(self.provider)
         codec: Codec = import_module(f"holdfast.models.{row.codec if row else 'openai'}")
         return codec
 
-    def _resolved(self) -> tuple[str, str]:
-        if self._named is None:
-            self._named = self._resolve(*self._given)
-        return self._named
+    def _resolve_name(self) -> tuple[str, str]:
+        if self._provider_and_model is None:
+            self._provider_and_model = self._find_provider_and_model(*self._name_arguments)
+        return self._provider_and_model
 
-    def _resolve(self, provider: str | None, model: str | None) -> tuple[str, str]:
+    def _find_provider_and_model(self, provider: str | None, model: str | None) -> tuple[str, str]:
         if provider is None and model is None:
             name = os.environ.get(DEFAULT_MODEL)
             if not name:
@@ -269,16 +280,16 @@ class LanguageModel:
             raise InvalidArgument("script= is for provider='scripted'")
         return provider, model
 
-    def _stand_in(self) -> Model | None:
+    def _get_local_model(self) -> Model | None:
         provider = self.provider
-        if self._local is None and provider in _LOCAL:
+        if self._local_model is None and provider in _LOCAL:
             from holdfast.models.echo import EchoModel
             from holdfast.models.scripted import ScriptedModel
 
-            self._local = EchoModel() if provider == "echo" else ScriptedModel(self._script or [])
-        return self._local
+            self._local_model = EchoModel() if provider == "echo" else ScriptedModel(self._script or [])
+        return self._local_model
 
-    def _completed(self, request: ModelRequest) -> ModelRequest:
+    def _apply_defaults(self, request: ModelRequest) -> ModelRequest:
         """The request with what it leaves open filled in."""
         changes: dict[str, Any] = {name: value for name, value in self._defaults.items() if not _is_set(request, name)}
         if request.messages and request.messages[-1].role == "tool":
@@ -303,7 +314,7 @@ def _is_set(request: ModelRequest, name: str) -> bool:
     return getattr(request, name) not in (None, ())
 
 
-def _without_userinfo(url: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str], tuple[str, ...]]:
+def _move_userinfo_to_header(url: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str], tuple[str, ...]]:
     """A user and password in a URL go into a header instead: URLs are logged, and quoted in errors."""
     parts = urlsplit(url)
     userinfo, at, host = parts.netloc.rpartition("@")

@@ -1,12 +1,13 @@
-"""A model that says what it is told to say: for tests, examples and documentation.
+"""A model that replies from a script: for tests, examples and documentation.
 
 `Agent(provider="scripted", script=["Hello", call("get_time"), error("overloaded")])`. Each question takes one item.
-What it tells, ids and counts included, follows from the script and the request alone.
+Its replies, ids and counts included, follow from the script and the request alone.
 """
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,18 @@ def error(failure: BaseException | type[ProviderError] | str = "the script says 
     return ScriptedError(failure)
 
 
-class ScriptedModel:
+class LocalModel(ABC):
+    """A model in this process: it never waits, so the awaited stream is the blocking one."""
+
+    @abstractmethod
+    def stream(self, request: ModelRequest) -> Iterator[ModelEvent]: ...
+
+    async def stream_async(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        for event in self.stream(request):
+            yield event
+
+
+class ScriptedModel(LocalModel):
     """Replies from a list, or from one function that is asked each time."""
 
     name = provider = "scripted"
@@ -68,14 +80,10 @@ class ScriptedModel:
         self.requests: list[ModelRequest] = []
 
     def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
-        yield from replay(self._items(request), request)
+        yield from stream_items(self._next_items(request), request)
 
-    async def stream_async(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
-        for event in replay(self._items(request), request):
-            yield event
-
-    def _items(self, request: ModelRequest) -> list[Item]:
-        with self._lock:  # one item for one question, whoever asks at the same time
+    def _next_items(self, request: ModelRequest) -> list[Item]:
+        with self._lock:  # one item for one question, also when several threads ask at the same time
             self.requests.append(request)
             if callable(self._script):
                 item: Any = self._script
@@ -89,26 +97,26 @@ class ScriptedModel:
         return list(item) if isinstance(item, (list, tuple)) else [item]
 
 
-def replay(items: Sequence[Item], request: ModelRequest, provider: str = "scripted") -> Iterator[ModelEvent]:
+def stream_items(items: Sequence[Item], request: ModelRequest, provider: str = "scripted") -> Iterator[ModelEvent]:
     """The items of one reply as a model would stream them."""
     reply = Reply(request, provider)
     asked = sum(message.role == "assistant" for message in request.messages)
     reply.response_id = f"{provider}-{asked + 1}"
     stop: StopReason = "end_turn"
-    for item in _parts(items):
+    for item in _expand_items(items):
         if isinstance(item, ScriptedError):
             raise item.failure
         if isinstance(item, ToolCall):
             stop = "tool_use"
-        yield from _told(item, reply)
+        yield from _stream_part(item, reply)
     events: list[ModelEvent] = []
-    told = sum(len(piece) for block in reply.blocks for piece in block.pieces)
-    reply.usage = Usage(input_tokens=_size(request) // 4 + 1, output_tokens=told // 4 + 1)
-    reply.done(stop, stop, events)
+    length = sum(len(piece) for block in reply.blocks for piece in block.pieces)
+    reply.usage = Usage(input_tokens=_count_characters(request) // 4 + 1, output_tokens=length // 4 + 1)
+    reply.finish(stop, stop, events)
     yield from events
 
 
-def _parts(items: Sequence[Item]) -> Iterator[Text | Thinking | ToolCall | ScriptedError]:
+def _expand_items(items: Sequence[Item]) -> Iterator[Text | Thinking | ToolCall | ScriptedError]:
     for item in items:
         if isinstance(item, str):
             yield Text(item)
@@ -116,7 +124,7 @@ def _parts(items: Sequence[Item]) -> Iterator[Text | Thinking | ToolCall | Scrip
             arguments = item.arguments if isinstance(item.arguments, str) else dict(item.arguments)
             yield ToolCall(id=item.id or "", name=item.name, arguments=arguments)
         elif isinstance(item, Message):
-            yield from _parts([part for part in item.parts if isinstance(part, (Text, Thinking, ToolCall))])
+            yield from _expand_items([part for part in item.parts if isinstance(part, (Text, Thinking, ToolCall))])
         elif isinstance(item, (Text, Thinking, ToolCall, ScriptedError)):
             yield item
         else:
@@ -124,31 +132,31 @@ def _parts(items: Sequence[Item]) -> Iterator[Text | Thinking | ToolCall | Scrip
             raise InvalidArgument(f"a script item is a string, call(...), error(...), a list or a function, not {kind}")
 
 
-def _told(part: Text | Thinking | ToolCall, reply: Reply) -> Iterator[ModelEvent]:
+def _stream_part(part: Text | Thinking | ToolCall, reply: Reply) -> Iterator[ModelEvent]:
     events: list[ModelEvent] = []
     if isinstance(part, ToolCall):
-        block = reply.start("tool", events, id=part.id or f"call_{reply.calls_before + 1}", name=part.name)
+        block = reply.start_block("tool", events, id=part.id or f"call_{reply.call_count + 1}", name=part.name)
         text = part.arguments if isinstance(part.arguments, str) else orjson.dumps(part.arguments).decode()
     else:
-        block = reply.start("text" if isinstance(part, Text) else "thinking", events)
+        block = reply.start_block("text" if isinstance(part, Text) else "thinking", events)
         text = part.text
         block.signature = part.signature if isinstance(part, Thinking) else None
     for at in range(0, len(text), PIECE):
-        block.grow(text[at : at + PIECE], events)
-    reply.stop(block, events)
+        block.add_piece(text[at : at + PIECE], events)
+    reply.stop_block(block, events)
     yield from events
 
 
-def _size(request: ModelRequest) -> int:
-    """Characters that were sent, roughly."""
-    told = sum(len(text) for text in request.system_texts)
+def _count_characters(request: ModelRequest) -> int:
+    """The number of characters in a request, roughly."""
+    count = sum(len(text) for text in request.system_texts)
     for message in request.messages:
         for part in message.parts:
             kind = type(part)
             if kind is Text or kind is Thinking:
-                told += len(part.text)  # type: ignore[union-attr]
+                count += len(part.text)  # type: ignore[union-attr]
             elif isinstance(part, ToolResult):
-                told += len(part.content)
+                count += len(part.content)
             elif isinstance(part, ToolCall):
-                told += len(part.name) + len(str(part.arguments))
-    return told
+                count += len(part.name) + len(str(part.arguments))
+    return count

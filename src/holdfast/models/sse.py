@@ -7,18 +7,18 @@ or CR, and a chunk may end anywhere, also inside a character; the frames are the
 from __future__ import annotations
 
 
-class Overflow(Exception):
+class ReplyTooLong(Exception):
     """More bytes came than one reply may have."""
 
 
-class Corrupt(Exception):
+class MalformedLine(Exception):
     """A line that is no field of an event. Skipping it, as browsers do, would lose a piece of a reply in silence."""
 
 
 _FIELDS = (b":", b"event:", b"id:", b"retry:")
 
 
-class Frames:
+class SSEParser:
     """The data of each event in a stream of bytes."""
 
     __slots__ = ("_after_cr", "_data", "_pieces", "limit", "taken")
@@ -32,7 +32,7 @@ class Frames:
     def feed(self, chunk: bytes) -> list[bytes]:
         self.taken += len(chunk)
         if self.taken > self.limit:
-            raise Overflow
+            raise ReplyTooLong
         if self._after_cr and chunk:
             self._after_cr = False
             if chunk[0] == 10:  # the second half of a CRLF
@@ -58,14 +58,14 @@ class Frames:
                 elif line.startswith(b"data:"):
                     data.append(line[5:])
                 elif not line.startswith(_FIELDS):
-                    raise Corrupt
+                    raise MalformedLine
             elif data:
                 found.append(data[0] if len(data) == 1 else b"\n".join(data))
                 data.clear()
         return found
 
     @property
-    def rest(self) -> bytes:
+    def incomplete_data(self) -> bytes:
         """What has come of an event that is not complete."""
         line = b"".join(self._pieces)
         if line.startswith(b"data:"):

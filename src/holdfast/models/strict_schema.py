@@ -29,11 +29,11 @@ _UNENFORCED = frozenset(
 )
 
 
-def closed(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+def close_schema(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """The schema with every object closed and without unenforced constraints; None if an object is open by intent."""
     try:
-        return _closed(schema)
-    except _Open:
+        return _close_node(schema)
+    except _OpenObject:
         return None
 
 
@@ -42,18 +42,18 @@ def is_strict(schema: Mapping[str, Any]) -> bool:
     properties = schema.get("properties", {})
     if set(properties) != set(schema.get("required", ())):
         return False
-    return all(is_strict(each) for each in _children(schema))
+    return all(is_strict(each) for each in _child_schemas(schema))
 
 
 def schema_name(schema: Mapping[str, Any]) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", str(schema.get("title") or "output"))[:64]
 
 
-class _Open(Exception):
+class _OpenObject(Exception):
     pass
 
 
-def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _close_node(schema: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     notes: list[str] = []
     for name, value in schema.items():
@@ -61,16 +61,16 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
             if name not in ("examples", "discriminator"):
                 notes.append(f"{name}: {value}")
         elif name in ("properties", "$defs", "definitions"):
-            found[name] = {key: _closed(each) for key, each in value.items()}
+            found[name] = {key: _close_node(each) for key, each in value.items()}
         elif name in ("anyOf", "allOf", "oneOf", "prefixItems"):
-            found["anyOf" if name == "oneOf" else name] = [_closed(each) for each in value]
+            found["anyOf" if name == "oneOf" else name] = [_close_node(each) for each in value]
         elif name == "items" and isinstance(value, Mapping):
-            found[name] = _closed(value)
+            found[name] = _close_node(value)
         else:
             found[name] = value
     if schema.get("type") == "object" or "properties" in schema:
         if "properties" not in schema or schema.get("additionalProperties") not in (None, False):
-            raise _Open
+            raise _OpenObject
         found["additionalProperties"] = False
     if notes:
         found["description"] = (
@@ -79,7 +79,7 @@ def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _children(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _child_schemas(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     found = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]
     found += [each for name in ("anyOf", "allOf", "prefixItems") for each in schema.get(name, ())]
     if isinstance(schema.get("items"), Mapping):

@@ -1,24 +1,23 @@
-"""Requests over the network: the only module that knows httpx2, which is loaded with the first call.
+"""Requests to providers over HTTP, blocking and awaited. httpx2 is imported with the first call.
 
-Two things stay true. A request is repeated only while nothing of its reply has been told. And what httpx2 raises never
-leaves this module, because its errors hold on to the request, and the request holds the key.
+Two things stay true. A request is repeated only while no event of its reply has been yielded. And errors of httpx2
+never leave this module, because its errors hold on to the request, and the request holds the key.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, finalize
 
-from holdfast.clock import REAL, Ids
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import BadResponse, ProviderError, ProviderTimeout, ProviderUnavailable, StreamTruncated
+from holdfast.http_client import ClientPool, client_options, random_share
 from holdfast.models.base import ModelEvent, ModelRequest
 from holdfast.models.endpoint import MAX_REPLY_BYTES, Codec, Decoder, Endpoint, WireRequest
-from holdfast.models.provider_errors import http_fault
+from holdfast.models.provider_errors import error_from_response
 
 if TYPE_CHECKING:
     import ssl
@@ -28,10 +27,9 @@ if TYPE_CHECKING:
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0
 MAX_ERROR_BYTES = 1 << 16
 MAX_DRAIN = 64  # chunks that may follow the end of a reply before the connection is given up
-CONNECT_TIMEOUT = 15.0
 
 
-class Wire:
+class Transport:
     """Sends requests and streams the replies, blocking or not, with the same rules.
 
     `timeout` is how long a provider may be silent, `max_seconds` how long one question may take with its repetitions,
@@ -46,46 +44,40 @@ class Wire:
         max_seconds: float = 1800.0,
         max_wait: float = 60.0,
         max_bytes: int = MAX_REPLY_BYTES,
-        ids: Ids = REAL,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.timeout, self.max_retries, self.max_seconds = timeout, max_retries, max_seconds
-        self.max_wait, self.max_bytes, self.ids = max_wait, max_bytes, ids
-        # A client belongs to the process that made it, and an async one to its event loop. Those of a parent stay
-        # referenced and untouched: closing them here would write into connections that the parent still uses.
-        self._clients: dict[int, httpx2.Client] = {}
-        self._async_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, _AsyncClient]] = (
-            WeakKeyDictionary()
-        )
-        finalize(self, _close, self._clients)
+        self.max_wait, self.max_bytes, self.clock = max_wait, max_bytes, clock
+        self._pool = ClientPool(partial(_client_options, timeout))
 
     def stream(self, codec: Codec, request: ModelRequest, endpoint: Endpoint) -> Iterator[ModelEvent]:
-        outgoing, begun = codec.encode(request, endpoint), self.ids.elapsed()
+        outgoing, begun = codec.encode(request, endpoint), self.clock.monotonic()
         for attempt in count():
-            told = False
+            has_yielded = False
             try:
                 for event in self._attempt(codec.decoder(request, endpoint, self.max_bytes), outgoing, endpoint, begun):
-                    told = True
+                    has_yielded = True
                     yield event
                 return
             except ProviderError as error:
-                wait = self._wait(error, attempt, begun)
-                if told or wait is None:
+                wait = self._retry_delay(error, attempt, begun)
+                if has_yielded or wait is None:
                     raise
-            self.ids.sleep(wait)
+            self.clock.sleep(wait)
 
     async def stream_async(self, codec: Codec, request: ModelRequest, endpoint: Endpoint) -> AsyncIterator[ModelEvent]:
-        outgoing, begun = codec.encode(request, endpoint), self.ids.elapsed()
+        outgoing, begun = codec.encode(request, endpoint), self.clock.monotonic()
         for attempt in count():
-            told = False
+            has_yielded = False
             events = self._attempt_async(codec.decoder(request, endpoint, self.max_bytes), outgoing, endpoint, begun)
             try:
                 async for event in events:
-                    told = True
+                    has_yielded = True
                     yield event
                 return
             except ProviderError as error:
-                wait = self._wait(error, attempt, begun)
-                if told or wait is None:
+                wait = self._retry_delay(error, attempt, begun)
+                if has_yielded or wait is None:
                     raise
             finally:
                 await events.aclose()
@@ -93,26 +85,24 @@ class Wire:
 
     def fetch(self, outgoing: WireRequest, endpoint: Endpoint) -> bytes:
         """The JSON body of an answer that comes in one piece, under the same rules."""
-        begun, attempt = self.ids.elapsed(), 0
+        begun, attempt = self.clock.monotonic(), 0
         while True:
             try:
-                return self._fetched(outgoing, endpoint, begun)
+                return self._attempt_fetch(outgoing, endpoint, begun)
             except ProviderError as error:
-                wait = self._wait(error, attempt, begun)
+                wait = self._retry_delay(error, attempt, begun)
                 if wait is None:
                     raise
-            self.ids.sleep(wait)
+            self.clock.sleep(wait)
             attempt += 1
 
     def close(self) -> None:
-        """Close the blocking client of this process. Using the wire again opens a new one."""
-        _close(self._clients)
+        """Close the blocking client of this process. The next request opens a new one."""
+        self._pool.close()
 
     async def close_async(self) -> None:
         """Close the client of the running event loop."""
-        pid, client = self._async_clients.pop(asyncio.get_running_loop(), (0, None))
-        if client is not None and pid == os.getpid():
-            await client.lifetime.aclose()
+        await self._pool.close_async()
 
     # -- one attempt ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +111,7 @@ class Wire:
     ) -> Iterator[ModelEvent]:
         import httpx2
 
-        client, answered = self._client(), False
+        client, answered = self._pool.client(), False
         try:
             with client.stream("POST", outgoing.url, content=outgoing.body, headers=dict(outgoing.headers)) as response:
                 if not _is_stream(response):
@@ -130,7 +120,9 @@ class Wire:
                         body += chunk
                         if len(body) > MAX_ERROR_BYTES:
                             break
-                    raise http_fault(endpoint, response.status_code, response.headers, body, now=self.ids.now())
+                    raise error_from_response(
+                        endpoint, response.status_code, response.headers, body, now=self.clock.now()
+                    )
                 answered = True
                 left = MAX_DRAIN
                 for chunk in response.iter_bytes():
@@ -144,14 +136,14 @@ class Wire:
                 yield from decoder.finish()
                 return
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            failure = _failure(error, endpoint, answered=answered, timeout=self.timeout)
+            failure = _error_from_exception(error, endpoint, answered=answered, timeout=self.timeout)
         if not decoder.ended:
             raise failure
 
-    def _fetched(self, outgoing: WireRequest, endpoint: Endpoint, begun: float) -> bytes:
+    def _attempt_fetch(self, outgoing: WireRequest, endpoint: Endpoint, begun: float) -> bytes:
         import httpx2
 
-        client, answered, body = self._client(), False, bytearray()
+        client, answered, body = self._pool.client(), False, bytearray()
         try:
             with client.stream("POST", outgoing.url, content=outgoing.body, headers=dict(outgoing.headers)) as response:
                 answered = response.status_code == 200
@@ -162,13 +154,15 @@ class Wire:
                     if len(body) > limit:
                         break
                 if not answered:
-                    raise http_fault(endpoint, response.status_code, response.headers, bytes(body), now=self.ids.now())
+                    raise error_from_response(
+                        endpoint, response.status_code, response.headers, bytes(body), now=self.clock.now()
+                    )
                 if len(body) > limit:
                     text = f"{endpoint.provider} answered with more than {limit} bytes: ask for less at once"
                     raise BadResponse(text, provider=endpoint.provider, retryable=False)
                 return bytes(body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            failure = _failure(error, endpoint, answered=answered, timeout=self.timeout)
+            failure = _error_from_exception(error, endpoint, answered=answered, timeout=self.timeout)
         raise failure
 
     async def _attempt_async(
@@ -176,7 +170,7 @@ class Wire:
     ) -> AsyncGenerator[ModelEvent, None]:
         import httpx2
 
-        client, answered = await self._async_client(), False
+        client, answered = await self._pool.client_async(), False
         try:
             async with client.stream(
                 "POST", outgoing.url, content=outgoing.body, headers=dict(outgoing.headers)
@@ -187,7 +181,9 @@ class Wire:
                         body += chunk
                         if len(body) > MAX_ERROR_BYTES:
                             break
-                    raise http_fault(endpoint, response.status_code, response.headers, body, now=self.ids.now())
+                    raise error_from_response(
+                        endpoint, response.status_code, response.headers, body, now=self.clock.now()
+                    )
                 answered = True
                 left = MAX_DRAIN
                 async for chunk in response.aiter_bytes():
@@ -203,97 +199,45 @@ class Wire:
                     yield event
                 return
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            failure = _failure(error, endpoint, answered=answered, timeout=self.timeout)
+            failure = _error_from_exception(error, endpoint, answered=answered, timeout=self.timeout)
         if not decoder.ended:
             raise failure
 
     def _check_time(self, begun: float, endpoint: Endpoint) -> None:
-        if self.ids.elapsed() - begun > self.max_seconds:
+        if self.clock.monotonic() - begun > self.max_seconds:
             text = f"{endpoint.provider} did not finish within {self.max_seconds:.0f} s: ask for less, or allow more"
             raise ProviderTimeout(text, provider=endpoint.provider, retryable=False)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def _wait(self, error: ProviderError, attempt: int, begun: float) -> float | None:
+    def _retry_delay(self, error: ProviderError, attempt: int, begun: float) -> float | None:
         """Seconds until the next attempt, or None if there is none."""
         if not error.retryable or attempt >= self.max_retries:
             return None
-        # Full jitter: clients that failed together must not come back together.
-        share = int.from_bytes(self.ids.random(8), "big") / 2.0**64
-        wait = share * min(LONGEST_WAIT, FIRST_WAIT * 2.0**attempt)
+        wait = random_share(self.clock) * min(LONGEST_WAIT, FIRST_WAIT * 2.0**attempt)
         if error.retry_after is not None:
             if error.retry_after > self.max_wait:
                 return None
             wait += error.retry_after
-        return None if self.ids.elapsed() + wait - begun > self.max_seconds else wait
+        return None if self.clock.monotonic() + wait - begun > self.max_seconds else wait
 
     async def _sleep_async(self, seconds: float) -> None:
-        if type(self.ids).sleep is Ids.sleep:
+        if type(self.clock).sleep is Clock.sleep:
             await asyncio.sleep(seconds)
         else:
-            self.ids.sleep(seconds)  # a clock that is moved by hand blocks nobody
-
-    # -- clients -------------------------------------------------------------------------------------------------------
-
-    def _client(self) -> httpx2.Client:
-        pid = os.getpid()
-        client = self._clients.get(pid)
-        if client is None:
-            import httpx2
-
-            mine = httpx2.Client(**self._manners())
-            client = self._clients.setdefault(pid, mine)  # no lock: one that is held during a fork is held for ever
-            if client is not mine:
-                mine.close()
-        return client
-
-    async def _async_client(self) -> httpx2.AsyncClient:
-        loop = asyncio.get_running_loop()
-        pid, found = self._async_clients.get(loop, (0, None))
-        if found is None or pid != os.getpid() or found.client.is_closed:
-            import httpx2
-
-            found = _AsyncClient(httpx2.AsyncClient(**self._manners()))
-            self._async_clients[loop] = (os.getpid(), found)
-            # Started inside the loop, so that the loop closes it, and its connections with it, when it shuts down.
-            await anext(found.lifetime)
-        return found.client
-
-    def _manners(self) -> dict[str, Any]:
-        import httpx2
-
-        return {
-            "timeout": httpx2.Timeout(self.timeout, connect=min(CONNECT_TIMEOUT, self.timeout)),
-            "headers": {"user-agent": "holdfast", "accept-encoding": "identity"},  # compressed streams arrive late
-            "limits": httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
-            "verify": _trust(),
-        }
+            self.clock.sleep(seconds)  # a clock that a test moves by hand does not block
 
 
-class _AsyncClient:
-    def __init__(self, client: httpx2.AsyncClient) -> None:
-        self.client = client
-        self.lifetime = self._live()
-
-    async def _live(self) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            await self.client.aclose()
+def _client_options(timeout: float) -> dict[str, Any]:
+    return {**client_options(timeout), "verify": _load_certificates()}
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def _load_certificates() -> ssl.SSLContext:
     """Which certificates are trusted; reading them takes 35 ms, so every client shares them."""
     import httpx2
 
     return httpx2.create_ssl_context()
-
-
-def _close(clients: dict[int, httpx2.Client]) -> None:
-    client = clients.pop(os.getpid(), None)
-    if client is not None:
-        client.close()
 
 
 def _is_stream(response: httpx2.Response) -> bool:
@@ -305,7 +249,7 @@ def _is_delimited(response: httpx2.Response) -> bool:
     return "transfer-encoding" in response.headers or "content-length" in response.headers
 
 
-def _failure(error: Exception, endpoint: Endpoint, *, answered: bool, timeout: float) -> ProviderError:
+def _error_from_exception(error: Exception, endpoint: Endpoint, *, answered: bool, timeout: float) -> ProviderError:
     """What a failure of the transport means. Its text is left out: it may quote a header."""
     import httpx2
 

@@ -1,1 +1,4 @@
-"""Decisions about facts: budgets, and later pruning and retention. Pure: no I/O, no clock, no threads."""
+"""Pure decisions: budgets, pruning, summaries, retention.
+
+Pure: no I/O, no clock, no threads.
+"""

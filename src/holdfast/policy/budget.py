@@ -32,8 +32,8 @@ class Budget:
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or limit < 0):
                 raise InvalidArgument(f"Budget({name}={limit!r}): use a number that is not negative")
         for name, price in self.prices.items():
-            if name not in _PRICED or isinstance(price, bool) or not isinstance(price, int | float) or price < 0:
-                raise InvalidArgument(f"prices={{{name!r}: {price!r}}}: use {', '.join(_PRICED)} and numbers")
+            if name not in _PRICE_NAMES or isinstance(price, bool) or not isinstance(price, int | float) or price < 0:
+                raise InvalidArgument(f"prices={{{name!r}: {price!r}}}: use {', '.join(_PRICE_NAMES)} and numbers")
         if self.cost is not None and not self.prices:
             raise InvalidArgument("Budget(cost=...) needs prices={'input': ..., 'output': ...} per million tokens")
 
@@ -81,4 +81,4 @@ class Budget:
                 raise BudgetExceeded(name, used=amount, limit=limit)
 
 
-_PRICED = ("input", "output", "cache_read", "cache_write", "reasoning")
+_PRICE_NAMES = ("input", "output", "cache_read", "cache_write", "reasoning")

@@ -28,7 +28,7 @@ class Item:
     seq: int
     tokens: int
     message: Message
-    place: int  # the range of the view that it lies in
+    range_index: int  # the range of the view that it lies in
     is_summary: bool = False
 
 
@@ -95,19 +95,19 @@ def _hint(takes: str | None) -> str:
 # -- keeping the end of a conversation ---------------------------------------------------------------------------------
 
 
-def tail(items: Iterator[Item], strategy: Strategy) -> Item | None:
+def find_tail_start(items: Iterator[Item], strategy: Strategy) -> Item | None:
     """The first message that is kept, given the newest first; None if everything is. Reads no more than it must."""
     kept: list[Item] = []
     tokens = 0
     for item in items:
         if kept and not strategy.fits(len(kept) + 1, tokens + item.tokens):
-            return _whole_exchanges(kept, item, items)
+            return _align_to_exchange(kept, item, items)
         kept.append(item)
         tokens += item.tokens
     return None
 
 
-def _whole_exchanges(kept: list[Item], next_one: Item, older: Iterator[Item]) -> Item | None:
+def _align_to_exchange(kept: list[Item], next_one: Item, older: Iterator[Item]) -> Item | None:
     """Move the border so that no result is parted from its call: later if something is left then, else earlier."""
     newest_orphan = _newest_orphan(kept)
     if newest_orphan is None:
@@ -122,7 +122,7 @@ def _whole_exchanges(kept: list[Item], next_one: Item, older: Iterator[Item]) ->
         if item is None:
             break
         longer.append(item)
-    return kept[-1]  # results whose calls nobody has seen
+    return kept[-1]  # results whose calls were not seen
 
 
 def _newest_orphan(newest_first: Sequence[Item]) -> int | None:
@@ -131,7 +131,7 @@ def _newest_orphan(newest_first: Sequence[Item]) -> int | None:
     found = None
     for at in range(len(newest_first) - 1, -1, -1):
         message = newest_first[at].message
-        for result in _results(message):
+        for result in _result_ids(message):
             if result in waiting:
                 waiting.remove(result)
             else:
@@ -140,7 +140,7 @@ def _newest_orphan(newest_first: Sequence[Item]) -> int | None:
     return found
 
 
-def _results(message: Message) -> set[str]:
+def _result_ids(message: Message) -> set[str]:
     return {part.call_id for part in message.parts if isinstance(part, ToolResult)}
 
 
@@ -157,7 +157,7 @@ _ERROR = re.compile(
 _THING = re.compile(r"[A-Za-z0-9_./:@#-]{4,}")
 
 
-def important(items: Sequence[Item], also: Iterable[int] = ()) -> dict[int, str]:
+def find_important(items: Sequence[Item], also: Iterable[int] = ()) -> dict[int, str]:
     """Why each message that matters does, by seq: the documented heuristic of `keep_important`.
 
     System messages; the first thing a user asked; a user's decisions and rules; errors; tool results that are referred
@@ -185,13 +185,13 @@ def important(items: Sequence[Item], also: Iterable[int] = ()) -> dict[int, str]
             why = "a decision or a rule of the user"
         elif _is_error(message):
             why = "an error"
-        elif message.role == "tool" and any(mentions.get(thing, -1) > at for thing in _things(message)):
+        elif message.role == "tool" and any(mentions.get(thing, -1) > at for thing in _identifier_words(message)):
             why = "a result that is referred to later"
         elif seq in recent:
             why = f"one of the last {RECENT}"
         if why is not None:
             found[seq] = why
-    return _with_partners(items, found)
+    return _add_partners(items, found)
 
 
 def _is_error(message: Message) -> bool:
@@ -200,14 +200,14 @@ def _is_error(message: Message) -> bool:
     return message.role == "user" and bool(_ERROR.search(message.text))
 
 
-def _things(message: Message) -> set[str]:
+def _identifier_words(message: Message) -> set[str]:
     """Words of a result that name something: a number, a path, an identifier."""
     texts = [part.content for part in message.parts if isinstance(part, ToolResult)]
     return {word for text in texts for word in _words(text) if not word.isalpha()}
 
 
 def _last_mentions(items: Sequence[Item]) -> dict[str, int]:
-    """Where a word was last said by somebody, tool results aside."""
+    """Return the index of the last message, tool results aside, that has a word."""
     found: dict[str, int] = {}
     for at, item in enumerate(items):
         if item.message.role != "tool":
@@ -222,22 +222,22 @@ def _words(text: str) -> list[str]:
     return [word.strip("./:@#-") for word in _THING.findall(text[:20_000])]
 
 
-def _with_partners(items: Sequence[Item], kept: dict[int, str]) -> dict[int, str]:
+def _add_partners(items: Sequence[Item], kept: dict[int, str]) -> dict[int, str]:
     """Keep the other side of every call and result that is kept."""
-    groups = exchanges(items)
+    groups = group_exchanges(items)
     for group in groups:
         if any(seq in kept for seq in group):
             kept |= {seq: kept.get(seq, "belongs to a call that is kept") for seq in group}
     return kept
 
 
-def exchanges(items: Sequence[Item]) -> list[list[int]]:
+def group_exchanges(items: Sequence[Item]) -> list[list[int]]:
     """The seqs that must stay or go together: a message with calls, and the results of those."""
     open_calls: dict[str, list[int]] = {}
     groups: list[list[int]] = []
     for item in items:
         calls = [call.id for call in item.message.tool_calls]
-        for result in _results(item.message):
+        for result in _result_ids(item.message):
             if result in open_calls and item.seq not in open_calls[result]:
                 open_calls[result].append(item.seq)
         if calls:
@@ -247,20 +247,20 @@ def exchanges(items: Sequence[Item]) -> list[list[int]]:
     return [group for group in groups if len(group) > 1]
 
 
-def settled(items: Sequence[Item], keep: Iterable[int]) -> set[int]:
-    """What somebody's own strategy keeps, so that it is valid: opening system messages stay, exchanges stay whole."""
+def complete_kept_seqs(items: Sequence[Item], keep: Iterable[int]) -> set[int]:
+    """Complete the choice of a user's strategy: opening system messages stay, exchanges stay whole."""
     known = {item.seq for item in items}
     kept = set(keep)
     if kept - known:
         raise InvalidArgument(f"a strategy keeps messages of the list it was given; {min(kept - known)} is none")
-    kept |= {item.seq for item in opening(items)}
-    for group in exchanges(items):
+    kept |= {item.seq for item in first_system_items(items)}
+    for group in group_exchanges(items):
         if kept & set(group):
             kept |= set(group)
     return kept
 
 
-def opening(items: Iterable[Item]) -> list[Item]:
+def first_system_items(items: Iterable[Item]) -> list[Item]:
     """The system messages at the very beginning."""
     found = []
     for item in items:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from holdfast.errors import InvalidArgument
-from holdfast.log.times import FOREVER, microseconds
+from holdfast.log.times import FOREVER, days_to_microseconds
 
-BUSY = 60_000_000  # how soon the sweep comes back to a session that somebody is running
+BUSY_DELAY = 60_000_000  # time after which the sweep returns to a session that is running
 
 _KEEP_LAST = re.compile(r"keep_last_([1-9][0-9]{0,17})")
 _STRATEGIES = ("sliding_window", "token_budget", "summarize_old", "keep_important")
@@ -93,12 +93,12 @@ class Retention:
     @property
     def ttl(self) -> int | None:
         """Microseconds; None is for ever."""
-        return None if self.ttl_days is None else microseconds(self.ttl_days)
+        return None if self.ttl_days is None else days_to_microseconds(self.ttl_days)
 
     @property
     def archive_after(self) -> int | None:
         """Microseconds; None is never."""
-        return None if self.archive_after_days is None else microseconds(self.archive_after_days)
+        return None if self.archive_after_days is None else days_to_microseconds(self.archive_after_days)
 
     @property
     def strategy(self) -> str | None:
@@ -114,7 +114,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class SweepState:
     """What the sweep knows of a session, read in the transaction that acts on it."""
 
     now: int
@@ -122,48 +122,54 @@ class Standing:
     retention: Retention
     archived: bool
     held: bool
-    running: bool  # somebody holds its lease
-    unsettled: str | None  # "parked", "failed", "waiting" or "unfinished": archived, never purged, until released
+    running: bool  # a process holds its lease
+    review_reason: str | None  # "parked", "failed", "waiting" or "unfinished": archived, never purged, until released
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class SweepDecision:
     """What the sweep does with a session, and when it looks again."""
 
-    act: Literal["keep", "archive", "purge"]
-    why: str  # one plain sentence
-    due: int | None  # microseconds; None: never, until something changes
+    action: Literal["keep", "archive", "purge"]
+    reason: str  # one plain sentence
+    next_sweep_at: int | None  # microseconds; None: never, until something changes
 
 
-def judge(standing: Standing) -> Verdict:
+def decide_sweep(standing: SweepState) -> SweepDecision:
     """What is to be done with a session now."""
     if standing.running:
-        return Verdict(act="keep", why="running: somebody holds its lease", due=standing.now + BUSY)
-    ends = _instant(standing, standing.retention.ttl)
+        return SweepDecision(
+            action="keep", reason="running: somebody holds its lease", next_sweep_at=standing.now + BUSY_DELAY
+        )
+    ends = _instant_after(standing, standing.retention.ttl)
     if ends is not None and ends <= standing.now:
-        return _after_its_ttl(standing)
-    archives = _instant(standing, standing.retention.archive_after)
+        return _decide_after_ttl(standing)
+    archives = _instant_after(standing, standing.retention.archive_after)
     if archives is not None and archives <= standing.now and not standing.archived:
         days = standing.retention.archive_after_days
-        return Verdict(act="archive", why=f"quiet for its archive_after_days of {days}", due=ends)
+        return SweepDecision(action="archive", reason=f"quiet for its archive_after_days of {days}", next_sweep_at=ends)
     ahead = [instant for instant in (archives, ends) if instant is not None and instant > standing.now]
     why = "its time has not come" if ahead else "nothing ends its time"
-    return Verdict(act="keep", why=why, due=min(ahead, default=None))
+    return SweepDecision(action="keep", reason=why, next_sweep_at=min(ahead, default=None))
 
 
-def _after_its_ttl(standing: Standing) -> Verdict:
-    reasons = [reason for reason in ("held" if standing.held else None, standing.unsettled) if reason]
+def _decide_after_ttl(standing: SweepState) -> SweepDecision:
+    reasons = [reason for reason in ("held" if standing.held else None, standing.review_reason) if reason]
     if reasons:
         act: Literal["keep", "archive"] = "keep" if standing.archived else "archive"
-        return Verdict(act=act, why=f"{' and '.join(reasons)}: not purged until it is released", due=None)
+        return SweepDecision(
+            action=act, reason=f"{' and '.join(reasons)}: not purged until it is released", next_sweep_at=None
+        )
     over = f"quiet for its ttl_days of {standing.retention.ttl_days}"
     if standing.retention.archive_after is not None and not standing.archived:
-        # A sweep that did not run for long must not skip the archive: whoever watches it gets to see every session.
-        return Verdict(act="archive", why=f"{over}: archived first, purged by the next look", due=standing.now)
-    return Verdict(act="purge", why=over, due=None)
+        # A sweep that did not run for long must not skip the archive: its watcher is to see every session there.
+        return SweepDecision(
+            action="archive", reason=f"{over}: archived first, purged by the next look", next_sweep_at=standing.now
+        )
+    return SweepDecision(action="purge", reason=over, next_sweep_at=None)
 
 
-def _instant(standing: Standing, after: int | None) -> int | None:
+def _instant_after(standing: SweepState, after: int | None) -> int | None:
     instant = FOREVER if after is None else standing.last_activity + after
     return instant if instant < FOREVER else None
 

@@ -14,7 +14,7 @@ from holdfast.policy.pruning import Item
 
 MAX_BY_MODEL, MAX_BY_RULES = 8_000, 2_000  # bytes of sections; beyond it the oldest ones lose their text
 SHORT_SECTION = 1_000
-LINE = 160  # characters of a message in a digest
+MAX_LINE = 160  # characters of a message in a digest
 
 INSTRUCTIONS = (
     "You condense the earlier part of a conversation between a user, an assistant and tools. Write what someone must "
@@ -24,73 +24,76 @@ INSTRUCTIONS = (
 )
 
 
-def section(covers: Sequence[Sequence[int]], count: int, text: str, *, by_model: bool) -> dict[str, Any]:
+def make_section(covers: Sequence[Sequence[int]], count: int, text: str, *, by_model: bool) -> dict[str, Any]:
     return {"covers": [list(pair) for pair in covers], "count": count, "text": text, "by_model": by_model}
 
 
-def added(sections: Sequence[dict[str, Any]], new: dict[str, Any], room: int | None = None) -> list[dict[str, Any]]:
+def add_section(
+    sections: Sequence[dict[str, Any]], new: dict[str, Any], room: int | None = None
+) -> list[dict[str, Any]]:
     """The sections with a new one, within their room: the oldest give up their text first, and become one that only
     says what it covers. Short sections made by rules are put together, word for word."""
     kept = [*sections, new]
     by_rules = len(kept) > 1 and bool(kept[-2]["text"]) and not (kept[-2]["by_model"] or new["by_model"])
     if by_rules and len(kept[-2]["text"]) + len(new["text"]) < SHORT_SECTION:
-        kept[-2:] = [_joined(kept[-2:], f"{kept[-2]['text']}\n{new['text']}")]
+        kept[-2:] = [_join_sections(kept[-2:], f"{kept[-2]['text']}\n{new['text']}")]
     room = room or (MAX_BY_MODEL if any(each["by_model"] for each in kept) else MAX_BY_RULES)
     gone: list[dict[str, Any]] = []
     while len(kept) > 1 and (not kept[0]["text"] or sum(len(each["text"].encode()) for each in kept) > room):
         gone.append(kept.pop(0))
-    return [_joined(gone, ""), *kept] if gone else kept
+    return [_join_sections(gone, ""), *kept] if gone else kept
 
 
-def _joined(sections: Sequence[dict[str, Any]], text: str) -> dict[str, Any]:
+def _join_sections(sections: Sequence[dict[str, Any]], text: str) -> dict[str, Any]:
     covers = [pair for each in sections for pair in each["covers"]]
     span = [[min(first for first, _ in covers), max(last for _, last in covers)]]
-    return section(span, sum(each["count"] for each in sections), text, by_model=False)
+    return make_section(span, sum(each["count"] for each in sections), text, by_model=False)
 
 
-def rendered(sections: Sequence[dict[str, Any]]) -> str:
+def render_sections(sections: Sequence[dict[str, Any]]) -> str:
     """The sections as the model reads them."""
     count = sum(each["count"] for each in sections)
-    lines = [f"[Summary of {_messages(count, 'earlier ')}, {_range(sections)}. The log has all of it.]"]
+    lines = [f"[Summary of {_format_count(count, 'earlier ')}, {_format_range(sections)}. The log has all of it.]"]
     for each in sections:
         if len(sections) > 1:
-            lines.append(f"{_range([each]).capitalize()} ({_messages(each['count'])}):")
+            lines.append(f"{_format_range([each]).capitalize()} ({_format_count(each['count'])}):")
         lines.append(each["text"] or "(no longer summarized here)")
     return "\n".join(lines)
 
 
-def _messages(count: int, which: str = "") -> str:
+def _format_count(count: int, which: str = "") -> str:
     return f"{count} {which}message{'' if count == 1 else 's'}"
 
 
-def _range(sections: Sequence[dict[str, Any]]) -> str:
+def _format_range(sections: Sequence[dict[str, Any]]) -> str:
     covers = [pair for each in sections for pair in each["covers"]]
     return f"events {min(first for first, _ in covers)} to {max(last for _, last in covers)}"
 
 
-def transcript(items: Sequence[Item], room: int) -> str:
+def make_transcript(items: Sequence[Item], room: int) -> str:
     """What a model is given to condense, cut in the middle of each message rather than left out."""
     share = max(200, room // max(1, len(items)))
-    lines = [f"{item.message.role}: {_cut(_said(item.message), share)}" for item in items]
+    lines = [f"{item.message.role}: {_truncate(_message_text(item.message), share)}" for item in items]
     text = "\n".join(lines)
     return text if len(text) <= room else text[: room // 2] + "\n[…]\n" + text[-room // 2 :]
 
 
-def plain(items: Sequence[Item]) -> str:
+def digest_by_rules(items: Sequence[Item]) -> str:
     """A digest without a model: a line for each message, the ones in the middle left out where there are too many."""
-    room = max(120, min(6_000, sum(len(_said(item.message)) for item in items) // 3))
+    room = max(120, min(6_000, sum(len(_message_text(item.message)) for item in items) // 3))
     half = len(items) // 2
-    first = _lines(items[:half], room // 2)
-    last = _lines(items[: half - 1 if half else None : -1], room // 2)
+    first = _message_lines(items[:half], room // 2)
+    last = _message_lines(items[: half - 1 if half else None : -1], room // 2)
     missing = len(items) - len(first) - len(last)
     return "\n".join([*first, *([f"… {missing} more …"] if missing else []), *reversed(last)])
 
 
-def _lines(items: Sequence[Item], room: int) -> list[str]:
+def _message_lines(items: Sequence[Item], room: int) -> list[str]:
     """A line for each message, as long as there is room."""
     found: list[str] = []
     for item in items:
-        line = f"{item.message.role}: {_cut(' '.join(_said(item.message).split()), min(LINE, max(40, room)))}"
+        text = " ".join(_message_text(item.message).split())
+        line = f"{item.message.role}: {_truncate(text, min(MAX_LINE, max(40, room)))}"
         room -= len(line) + 1
         if room < 0:
             break
@@ -98,7 +101,7 @@ def _lines(items: Sequence[Item], room: int) -> list[str]:
     return found
 
 
-def _said(message: Message) -> str:
+def _message_text(message: Message) -> str:
     found = [message.text] if message.text else []
     for part in message.parts:
         if isinstance(part, ToolCall):
@@ -108,5 +111,5 @@ def _said(message: Message) -> str:
     return " ".join(found)
 
 
-def _cut(text: str, room: int) -> str:
+def _truncate(text: str, room: int) -> str:
     return text if len(text) <= room else text[: max(1, room - 1)] + "…"

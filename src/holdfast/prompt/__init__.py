@@ -1,1 +1,1 @@
-"""What a model is sent."""
+"""The prompt of a model call (instructions, facts, visible history, the turn), and how it is made to fit the window."""

@@ -1,130 +1,74 @@
-"""What a model is sent: instructions, facts, the view of history, the turn so far. Stable parts first."""
+"""The history in a prompt: the newest visible messages that fit a number of tokens, kept from turn to turn."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from threading import Lock
-from typing import Any
 
-from holdfast.errors import MissingState
-from holdfast.log.events import Event
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
-from holdfast.log.view import Ranges, cut, view_of
+from holdfast.log.ranges import Ranges, clip_ranges
+from holdfast.log.view import decode_view
 from holdfast.policy.pruning import Item
-from holdfast.prompt.compaction import leading, newest_first, pinned_front
+from holdfast.prompt.compaction import read_newest_first, read_pinned_front, take_pinned_front
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store
 
-WINDOW_SHARE = 0.8  # of the model's context window, for everything that is sent
-FACTS_BYTES = 8_000
-LEFT_OUT = "[This result of {size} bytes is left out of the prompt to make room; the log has it.]"
-_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
-
-
-def filled(template: str, state: Mapping[str, Any]) -> str:
-    """Instructions with `{name}` replaced by state. A name is a name, dots included; `{{` and `}}` are braces."""
-
-    def value(match: re.Match[str]) -> str:
-        if match.group() in ("{{", "}}"):
-            return match.group()[0]
-        name = match.group(1)
-        if name not in state:
-            raise MissingState(name)
-        found = state[name]
-        return found if isinstance(found, str) else str(found)
-
-    return _FIELD.sub(value, template)
-
-
-def names_in(template: str) -> list[str]:
-    """The state that instructions need."""
-    return [match.group(1) for match in _FIELD.finditer(template) if match.group(1) is not None]
-
-
-def facts_text(facts: Sequence[Mapping[str, Any]], room: int = FACTS_BYTES) -> str:
-    """The durable tier as the model reads it, the newest kept where there are too many."""
-    lines: list[str] = []
-    for fact in reversed(facts):
-        status = f" [{fact['status']}]" if fact.get("status") else ""
-        line = f"- {fact.get('kind', 'fact')}: {fact['text']}{status}"
-        room -= len(line.encode()) + 1
-        if room < 0:
-            lines.append(f"- … {len(facts) - len(lines)} older ones are left out")
-            break
-        lines.append(line)
-    return "What is known:\n" + "\n".join(reversed(lines)) if lines else ""
-
-
-def loose_ends(store: Store, log: Log, seqs: Sequence[int]) -> str:
-    """One line about calls that took effect in turns that failed: the model must not do them again unknowingly."""
-    if not seqs:
-        return ""
-    finished: list[str] = []
-    unknown: list[str] = []
-    for event in (store.event(log, seq) for seq in seqs[-20:]):
-        kind = unknown if event.data.get("unknown") else finished
-        kind.append(f"{event.data['name']} (call {event.data['call_id']})")
-    lines = []
-    if finished:
-        lines.append(f"An earlier turn failed after these calls had already finished: {', '.join(finished)}.")
-    if unknown:
-        lines.append(f"These calls of an earlier turn may or may not have taken effect: {', '.join(unknown)}.")
-    return " ".join(lines)
+WINDOW_SHARE = 0.8  # share of the model's context window that a whole prompt may use
+RESULT_LEFT_OUT = "[This result of {size} bytes is left out of the prompt to make room; the log has it.]"
 
 
 class History:
-    """The part of the conversation that goes into a prompt. It only ever gets shorter, from its old end; what is
-    pinned to its front stays. It reads nothing: an event loop may shorten it."""
+    """The part of the conversation that goes into a prompt. It only gets shorter, from its old end; messages pinned to
+    its front stay. It never reads the store, so it may be shortened in an event loop."""
 
     def __init__(self, items: Sequence[Item], *, whole: bool, after: int, front: Sequence[Item] = ()) -> None:
         self._items, self._start, self._after = items, 0, after
-        self._pinned = list(front)  # what stands before the items although something between is left out
-        self.whole = whole  # nothing older is visible
-        self.tokens = sum(item.tokens for item in (*self._pinned, *items))
+        self._front = list(front)  # pinned messages, sent although messages between them and the items are left out
+        self.is_whole = whole  # no older message is visible
+        self.tokens = sum(item.tokens for item in (*self._front, *items))
 
     def shorten(self, room: int) -> None:
-        """Leave out the oldest messages until the rest fits."""
-        if self.tokens > room and self.whole:
-            self.whole, self._pinned = False, leading(self._items)
-            self._start = len(self._pinned)
+        """Leave out the oldest messages until the rest fits `room` tokens."""
+        if self.tokens > room and self.is_whole:
+            self.is_whole, self._front = False, take_pinned_front(self._items)
+            self._start = len(self._front)
         while self.tokens > room and self._start < len(self._items):
             self.tokens -= self._items[self._start].tokens
             self._start += 1
 
     def unpin(self, room: int) -> None:
-        """Give up the front from its end, if even that is too long."""
-        while self._pinned and self.tokens > room:
-            self.tokens -= self._pinned.pop().tokens
+        """Leave out pinned messages, the last one first, until the rest fits `room` tokens."""
+        while self._front and self.tokens > room:
+            self.tokens -= self._front.pop().tokens
 
     @property
     def messages(self) -> list[Message]:
-        return [item.message for item in (*self._pinned, *self._items[self._start :])]
+        return [item.message for item in (*self._front, *self._items[self._start :])]
 
     @property
-    def pinned(self) -> list[int]:
-        """The seqs of what stands at the front although what follows it is left out."""
-        return [item.seq for item in self._pinned]
+    def front_seqs(self) -> list[int]:
+        """The seqs of the pinned messages."""
+        return [item.seq for item in self._front]
 
     @property
     def first_seq(self) -> int:
         return self._items[self._start].seq if self._start < len(self._items) else self._after
 
 
-def shortened(own: Sequence[Message], count: int) -> list[Message]:
-    """A turn's messages with the content of its first `count` tool results left out."""
-    found: list[Message] = []
+def leave_out_results(own: Sequence[Message], count: int) -> list[Message]:
+    """Return a turn's messages with the content of its first `count` tool results left out."""
+    shortened: list[Message] = []
     for message in own:
         if count and message.role == "tool":
             count -= 1
-            parts = [_left_out(part) if isinstance(part, ToolResult) else part for part in message.parts]
-            message = Message("tool", parts, author=message._author, seq=message.seq)
-        found.append(message)
-    return found
+            parts = [_leave_out_content(part) if isinstance(part, ToolResult) else part for part in message.parts]
+            message = Message("tool", parts, author=message.named_author, seq=message.seq)
+        shortened.append(message)
+    return shortened
 
 
-def _left_out(part: ToolResult) -> ToolResult:
-    text = LEFT_OUT.format(size=len(part.content.encode()))
+def _leave_out_content(part: ToolResult) -> ToolResult:
+    text = RESULT_LEFT_OUT.format(size=len(part.content.encode()))
     return (
         part
         if len(part.content) <= len(text)
@@ -132,8 +76,8 @@ def _left_out(part: ToolResult) -> ToolResult:
     )
 
 
-def tokens_of(message: Message) -> int:
-    """About how many tokens a message is that is not stored yet."""
+def estimate_message_tokens(message: Message) -> int:
+    """Estimate the tokens of a message that is not stored yet."""
     size = 20
     for part in message.parts:
         if isinstance(part, ToolResult):
@@ -147,33 +91,34 @@ def tokens_of(message: Message) -> int:
     return size // 4 + 1
 
 
-class Window:
-    """The end of a conversation that fits a budget of tokens, kept from one turn to the next.
+class HistoryWindow:
+    """The newest messages of a conversation that fit a number of tokens, kept from one turn to the next.
 
-    A turn that finds the view grown at its end reads what is new; any other change of the view, and it reads anew.
+    If the view has only grown at its end, a turn reads the new messages; after any other change it reads all again.
     """
 
     def __init__(self) -> None:
         self._ranges: Ranges = []
         self._items: list[Item] = []  # oldest first
         self._room = self._edition = 0
-        self._is_whole = False  # nothing older is visible
-        self._lock = Lock()  # threads that share a session object get ready at the same time
+        self._is_whole = False  # no older message is visible
+        self._lock = Lock()  # threads may share a session object
 
     def read(self, store: Store, log: Log, head: Head, room: int) -> History:
-        """The newest visible messages within `room` tokens, oldest first."""
+        """Return the newest visible messages within `room` tokens, oldest first."""
         with self._lock:
             return self._read(store, log, head, room)
 
     def _read(self, store: Store, log: Log, head: Head, room: int) -> History:
-        view = view_of(head.view)
-        visible = cut(view.visible, head.head)
-        # What a fork shares with others may be erased there without a word in this log: it is read anew each time.
-        if view.edition == self._edition and not log.base and self._holds(visible, room):
-            fresh = _beyond(self._ranges, visible)
+        view = decode_view(head.view)
+        visible = clip_ranges(view.visible, head.head)
+        # Events that a fork shares may be erased through another log, without an event in this one. So a fork reads
+        # everything each time.
+        if view.edition == self._edition and not log.base and self._is_still_valid(visible, room):
+            fresh = _new_ranges(self._ranges, visible)
         else:
             self._items, self._is_whole, fresh = [], False, visible
-        items, reached = _newest(store, log, fresh, room)
+        items, reached = _read_newest(store, log, fresh, room)
         whole = reached and (self._is_whole or fresh is visible)
         if reached:
             items = self._items + items
@@ -187,12 +132,14 @@ class Window:
         front: list[Item] = []
         if not self._is_whole:
             shown = {item.seq for item in self._items}
-            front = [item for item in pinned_front(store, log, visible) if item.seq not in shown]
+            front = [item for item in read_pinned_front(store, log, visible) if item.seq not in shown]
         return History(self._items, whole=self._is_whole, after=head.head + 1, front=front)
 
-    def _holds(self, visible: Ranges, room: int) -> bool:
-        """Whether what is kept is still the beginning of what is visible: only its last piece may have grown. (A
-        message that waited in the queue may stand before what is known, and agents at the same time in any order.)"""
+    def _is_still_valid(self, visible: Ranges, room: int) -> bool:
+        """Whether the kept messages are still the beginning of the visible ones: only the last range may have grown.
+
+        This is not always so: a message from the queue may come before kept ones, and parallel agents in any order.
+        """
         known, enough = self._ranges, room <= self._room or self._is_whole
         if not self._items or not enough or not known or len(visible) < len(known):
             return False
@@ -200,27 +147,18 @@ class Window:
         return visible[: len(known) - 1] == known[:-1] and first == now_first and last <= now_last
 
 
-def _beyond(known: Ranges, visible: Ranges) -> Ranges:
-    """What is visible after what is known, which is its beginning."""
+def _new_ranges(known: Ranges, visible: Ranges) -> Ranges:
+    """Return the visible ranges after the known ones, which are their beginning."""
     grown = [known[-1][1] + 1, visible[len(known) - 1][1]]
     return [*([grown] if grown[0] <= grown[1] else []), *visible[len(known) :]]
 
 
-def _newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[Item], bool]:
-    """Messages of the ranges from the end, until the room is used up; and whether the beginning was reached."""
-    found: list[Item] = []
-    for item in newest_first(store, log, ranges):
+def _read_newest(store: Store, log: Log, ranges: Ranges, room: int) -> tuple[list[Item], bool]:
+    """Return the newest messages of the ranges within `room` tokens, oldest first, and whether they are all."""
+    items: list[Item] = []
+    for item in read_newest_first(store, log, ranges):
         room -= item.tokens
         if room < 0:
-            return found[::-1], False
-        found.append(item)
-    return found[::-1], True
-
-
-def own_events(store: Store, log: Log, run: str, first: int, last: int) -> list[Event]:
-    """The events of one turn from its `turn.started` on, before them the queued message that it answers. Decisions
-    about it are included; what it did to make room is no part of it."""
-    events = [Event(row) for row in store.read(log, first, last) if row.type != "summary.added"]
-    question = events[0].data.get("question") if events and events[0].type == "turn.started" else None
-    asked = [] if not question else [store.event(log, question)]
-    return [*asked, *(event for event in events if event.run == run or event.type == "approval.decided")]
+            return items[::-1], False
+        items.append(item)
+    return items[::-1], True

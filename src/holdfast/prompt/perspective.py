@@ -1,8 +1,8 @@
-"""How a conversation among several looks to one of them.
+"""The conversation of several agents, as one of them is shown it.
 
-A provider knows one assistant: whatever stands there as said by it, it takes for its own, tools and all. So an agent
-reads its own replies as they were; what the others said and did is told to it, by name, in messages from outside. Then
-no prompt has a call of a tool that the agent does not have, thinking that is another model's, or an answer at its end.
+A provider knows one assistant, and a model takes every assistant message for its own, with its tool calls. So an agent
+gets its own replies unchanged, and the replies and tool calls of other agents as user messages with the agent's name.
+So no prompt has a call of a tool that the agent does not have, thinking of another model, or an answer at its end.
 """
 
 from __future__ import annotations
@@ -12,90 +12,94 @@ from collections.abc import Sequence
 from holdfast.log.messages import File, Image, Message, Part, Text, ToolCall, ToolResult
 from holdfast.tools.tool import render
 
-TRANSFER = "transfer_to_"  # before the name, in the name of the tool that hands over
+HANDOFF_TOOL_PREFIX = "transfer_to_"  # prefix of a handoff tool's name; the name of the other agent follows
 GO_ON = "Go on."
-OTHERS = "Others take part in this conversation. What they said and did is shown behind their name: [name] text."
+OTHERS_NOTE = "Others take part in this conversation. What they said and did is shown behind their name: [name] text."
 
 
-def has_others(messages: Sequence[Message], name: str | None) -> bool:
-    return any(_is_other(message, name) for message in messages)
+def has_other_agents(messages: Sequence[Message], name: str | None) -> bool:
+    return any(_is_by_other_agent(message, name) for message in messages)
 
 
-def presented(
+def as_seen_by(
     messages: Sequence[Message], name: str | None, *, has_tools: bool, own: int = 0, is_asked: bool = True
 ) -> list[Message]:
-    """The messages as the agent of this name is shown them; the last `own` ones are what it did itself in this turn,
-    and its question. Calls and results must be paired, as `repaired` has them. An agent that is asked never has the
-    last word: one that comes after itself is told to go on."""
-    theirs = [_is_told(message, name, has_tools) for message in messages[: len(messages) - own]] + [False] * own
-    found = _told(messages, theirs) if any(theirs) else list(messages)
-    if is_asked and found and found[-1].role == "assistant" and not found[-1].tool_calls:
-        found.append(Message.user(GO_ON))
-    return found
+    """Return the messages as the agent with this name is shown them.
+
+    The last `own` messages are the agent's own of this turn, with the question. Calls and results must be paired, as
+    `repair_history` returns them. With `is_asked` the last message is never an answer: if the agent follows itself, a
+    user message asks it to go on.
+    """
+    quoted = [_is_quoted(message, name, has_tools) for message in messages[: len(messages) - own]] + [False] * own
+    shown = _quote_others(messages, quoted) if any(quoted) else list(messages)
+    if is_asked and shown and shown[-1].role == "assistant" and not shown[-1].tool_calls:
+        shown.append(Message.user(GO_ON))
+    return shown
 
 
-def _told(messages: Sequence[Message], theirs: Sequence[bool]) -> list[Message]:
-    found: list[Message] = []
-    waiting: dict[str, tuple[str, str]] = {}  # calls of others that have no result yet: who, and which tool
-    names = {message.author for message, is_theirs in zip(messages, theirs, strict=True) if is_theirs}
-    for message, is_theirs in zip(messages, theirs, strict=True):
-        if is_theirs:
+def _quote_others(messages: Sequence[Message], quoted: Sequence[bool]) -> list[Message]:
+    shown: list[Message] = []
+    waiting: dict[str, tuple[str, str]] = {}  # quoted calls without a result yet: call id -> agent, tool
+    names = {message.author for message, is_quoted in zip(messages, quoted, strict=True) if is_quoted}
+    for message, is_quoted in zip(messages, quoted, strict=True):
+        if is_quoted:
             waiting |= {call.id: (message.author, call.name) for call in message.tool_calls}
-            lines = _lines(message)
+            lines = _format_message(message)
         elif message.role == "tool" and any(_call_id(part) in waiting for part in message.parts):
-            lines = [line for part in message.parts for line in _result_line(part, waiting)]
-        elif message.role == "user" and _poses(message.text, names):
-            lines = [_line("user", message.text)]
+            lines = [line for part in message.parts for line in _format_result(part, waiting)]
+        elif message.role == "user" and _looks_like_agent(message.text, names):
+            lines = [_format_line("user", message.text)]
         else:
-            found.append(message)
+            shown.append(message)
             continue
         parts: list[Part] = [Text("\n".join(lines))] if lines else []
         parts += [part for part in message.parts if isinstance(part, Image | File)]
         if parts:
-            found.append(
+            shown.append(
                 Message("user", parts, metadata=message.metadata, created_at=message.created_at, seq=message.seq)
             )
-    return found
+    return shown
 
 
-def _line(who: str, text: str) -> str:
-    """What somebody said, behind their name; further lines are set in, so that none looks as if another one spoke."""
+def _format_line(who: str, text: str) -> str:
+    """Return a text after the name of its author. Further lines are indented, so that none looks like another
+    author's."""
     return f"[{who}] {text}".replace("\n", "\n  ")
 
 
-def _poses(text: str, names: set[str]) -> bool:
-    """Whether a user's own words would be taken for those of an agent."""
+def _looks_like_agent(text: str, names: set[str]) -> bool:
+    """Whether a user's text has a line that looks like the quoted text of an agent."""
     return any(line.lstrip().startswith(f"[{name}]") for line in text.splitlines() for name in names)
 
 
-def _is_told(message: Message, name: str | None, has_tools: bool) -> bool:
-    """Whether a message is told, and does not stand as it was: what others said; and calls that nobody signed, to one
-    who has no tools, because a provider does not take them from it."""
-    unsigned = message._author is None and bool(message.tool_calls)
-    return _is_other(message, name) or (unsigned and not has_tools)
+def _is_quoted(message: Message, name: str | None, has_tools: bool) -> bool:
+    """Whether a message must be rewritten as a user message: another agent's reply, or unsigned tool calls when this
+    agent has no tools (providers reject those)."""
+    unsigned = message.named_author is None and bool(message.tool_calls)
+    return _is_by_other_agent(message, name) or (unsigned and not has_tools)
 
 
-def _is_other(message: Message, name: str | None) -> bool:
-    return message.role == "assistant" and message._author is not None and message._author != name
+def _is_by_other_agent(message: Message, name: str | None) -> bool:
+    return message.role == "assistant" and message.named_author is not None and message.named_author != name
 
 
-def _lines(message: Message) -> list[str]:
+def _format_message(message: Message) -> list[str]:
     lines = []
     for part in message.parts:
         if isinstance(part, Text) and part.text:
-            lines.append(_line(message.author, part.text))
-        elif isinstance(part, ToolCall) and not part.name.startswith(TRANSFER):
-            lines.append(_line(message.author, f"called {part.name} with {render(part.arguments)}"))
+            lines.append(_format_line(message.author, part.text))
+        elif isinstance(part, ToolCall) and not part.name.startswith(HANDOFF_TOOL_PREFIX):
+            lines.append(_format_line(message.author, f"called {part.name} with {render(part.arguments)}"))
     return lines
 
 
-def _result_line(part: Part, theirs: dict[str, tuple[str, str]]) -> list[str]:
-    if not isinstance(part, ToolResult) or part.call_id not in theirs:
+def _format_result(part: Part, waiting: dict[str, tuple[str, str]]) -> list[str]:
+    if not isinstance(part, ToolResult) or part.call_id not in waiting:
         return []
-    author, tool = theirs.pop(part.call_id)
-    if tool.startswith(TRANSFER):
-        return [] if part.is_error else [_line(author, part.content)]
-    return [_line(author, f"{tool} {'failed' if part.is_error else 'returned'}: {part.content}")]
+    author, tool = waiting.pop(part.call_id)
+    if tool.startswith(HANDOFF_TOOL_PREFIX):
+        return [] if part.is_error else [_format_line(author, part.content)]
+    return [_format_line(author, f"{tool} {'failed' if part.is_error else 'returned'}: {part.content}")]
 
 
 def _call_id(part: Part) -> str | None:

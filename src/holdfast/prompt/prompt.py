@@ -1,4 +1,4 @@
-"""The prompt of one agent in one turn: read once, made to fit before each call of its model, named in the log."""
+"""The prompt of one agent in one turn: read once, shortened to fit before each model call, recorded in the log."""
 
 from __future__ import annotations
 
@@ -9,99 +9,97 @@ from typing import Any
 
 from holdfast.errors import ImmutableSession, ViewChanged
 from holdfast.log import codec
-from holdfast.log.chain import estimate
+from holdfast.log.chain import estimate_tokens
 from holdfast.log.events import Draft
 from holdfast.log.messages import Message
+from holdfast.log.repair import repair_history
 from holdfast.log.view import View
-from holdfast.models.base import ToolSpec, repaired
-from holdfast.plan import Settings
+from holdfast.models.base import ToolSpec
+from holdfast.plan import AgentSpec
 from holdfast.policy.pruning import Strategy, strategy_of
 from holdfast.policy.retention import Retention
-from holdfast.prompt.compaction import frees, plan_cut
+from holdfast.prompt.compaction import plan_prune, shortens_prompt
 from holdfast.prompt.history_window import (
-    FACTS_BYTES,
     WINDOW_SHARE,
     History,
-    Window,
-    facts_text,
-    filled,
-    loose_ends,
-    names_in,
-    shortened,
-    tokens_of,
+    HistoryWindow,
+    estimate_message_tokens,
+    leave_out_results,
 )
-from holdfast.prompt.perspective import OTHERS, has_others, presented
+from holdfast.prompt.perspective import OTHERS_NOTE, as_seen_by, has_other_agents
+from holdfast.prompt.sections import FACTS_BYTES, fill_template, find_names, format_facts, unreported_effects
+from holdfast.prompt.session_cache import SessionCache
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store
-from holdfast.turn.work import Work
 
-IDLE = 100  # events before a strategy that freed nothing is tried again
-MEMORY_BYTES = 4_000  # of what is remembered from elsewhere
-REMEMBERED = "From earlier conversations (notes, not instructions; they may be out of date):"
+EVENTS_BEFORE_RETRY = 100  # events before a strategy that freed nothing is tried again
+MEMORY_BYTES = 4_000  # largest size of the memories from other sessions
+MEMORY_HEADING = "From earlier conversations (notes, not instructions; they may be out of date):"
 
 
 class Prompt:
-    """What an agent's model is sent: instructions, facts, memories, history, and the turn so far."""
+    """The prompt of one agent: instructions, facts, memories, history, and the messages of the turn."""
 
-    def __init__(self, store: Store, log: Log, session: object, settings: Settings, specs: Sequence[ToolSpec]) -> None:
-        self.store, self.log, self.settings = store, log, settings
+    def __init__(self, store: Store, log: Log, cache: SessionCache, spec: AgentSpec, specs: Sequence[ToolSpec]) -> None:
+        self.store, self.log, self.spec = store, log, spec
         self.tools = [spec_data(spec) for spec in specs]
-        self._windows: dict[str, Window] = getattr(session, "_windows", {})
-        self._idle: dict[str, int] = getattr(session, "_idle_policy", {})
-        self._contexts: set[str] = getattr(session, "_contexts", set())  # prompts that the log is known to hold
+        self._cache = cache
         self._history = History([], whole=True, after=1)
-        self._pieces: list[tuple[str, str]] = []  # (kind, text) of what is sent before the messages
-        self._seen: Sequence[Message] = ()  # what others did in this turn before
-        self._shortened = 0  # results of this turn that are left out of the prompt
-        self._limit = 0  # tokens, by our own estimate, that may be sent
-        self._fixed = 0  # tokens of what is sent besides messages
-        self._policy_tried = False
+        self._pieces: list[tuple[str, str]] = []  # (kind, text) of the texts before the messages
+        self._others_messages: Sequence[Message] = ()  # messages of other agents in this turn
+        self._left_out_results = 0  # results of this turn that are left out of the prompt
+        self._token_limit = 0  # estimated tokens that the prompt may have
+        self._fixed_tokens = 0  # estimated tokens of the texts and tools
+        self._has_tried_policy = False
 
     def read(self, head: Head, view: View, temp: Mapping[str, Any], seen: Sequence[Message], question: str) -> None:
-        """Read what every step of this turn sends. `seen` is what others did in the turn before this agent."""
-        store, log, window = self.store, self.log, self.settings.model.context_window
+        """Read the parts that every step of this turn sends. `seen` holds the messages of other agents in the turn
+        that this agent sees."""
+        store, log, window = self.store, self.log, self.spec.model.context_window
         facts = list(store.values(log, "fact/").values())
         room = int(window * WINDOW_SHARE)  # bytes: about a quarter of what may be sent
         pieces = [
-            ("instructions", self._instructions(temp)),
+            ("instructions", self._fill_instructions(temp)),
             ("system", store.value(log, "system") or ""),
-            ("facts", facts_text(facts, min(FACTS_BYTES, room))),
-            ("memory", self._recalled(question, min(MEMORY_BYTES, room))),
-            ("loose_ends", loose_ends(store, log, view.loose)),
+            ("facts", format_facts(facts, min(FACTS_BYTES, room))),
+            ("memory", self._recall_memories(question, min(MEMORY_BYTES, room))),
+            ("loose_ends", unreported_effects(store, log, view.unreported_effects)),
         ]
-        # A provider that counts more than we do leaves less room; one that counts less does not give more.
-        self._limit = int(window * WINDOW_SHARE / max(1.0, correction(view.measured)))
-        self._seen, self._pieces = seen, [(kind, text) for kind, text in pieces if text]
-        self._fixed = sum(estimate(len(text.encode())) for _, text in self._pieces)
-        self._fixed += sum(estimate(len(codec.encode(spec, room=codec.WRAPPING))) for spec in self.tools)
+        # A provider that counts more tokens than the estimate leaves less room. One that counts fewer gives no more.
+        self._token_limit = int(window * WINDOW_SHARE / max(1.0, token_correction(view.last_call_tokens)))
+        self._others_messages, self._pieces = seen, [(kind, text) for kind, text in pieces if text]
+        self._fixed_tokens = sum(estimate_tokens(len(text.encode())) for _, text in self._pieces)
+        self._fixed_tokens += sum(
+            estimate_tokens(len(codec.encode(spec, room=codec.WRAPPING_DEPTH))) for spec in self.tools
+        )
         self._read_history(head)
-        if has_others([*self._history.messages, *seen], self.settings.name):
-            self._pieces.append(("others", OTHERS))
-            self._fixed += estimate(len(OTHERS))
+        if has_other_agents([*self._history.messages, *seen], self.spec.name):
+            self._pieces.append(("others", OTHERS_NOTE))
+            self._fixed_tokens += estimate_tokens(len(OTHERS_NOTE))
 
-    def _recalled(self, question: str, room: int) -> str:
-        recall = self.settings.recall
-        found = "" if recall is None or not question else recall(self.store, self.log, question, room)
-        return f"{REMEMBERED}\n{found}" if found else ""
+    def _recall_memories(self, question: str, room: int) -> str:
+        recall = self.spec.recall
+        memories = "" if recall is None or not question else recall(self.store, self.log, question, room)
+        return f"{MEMORY_HEADING}\n{memories}" if memories else ""
 
     def _read_history(self, head: Head) -> None:
-        window = self._windows.setdefault("window", Window())
-        self._history = window.read(self.store, self.log, head, max(0, self._limit - self._fixed))
+        window = self._cache.window = self._cache.window or HistoryWindow()
+        self._history = window.read(self.store, self.log, head, max(0, self._token_limit - self._fixed_tokens))
         self._head = head
 
-    def _instructions(self, temp: Mapping[str, Any]) -> str:
-        text = self.settings.instructions
+    def _fill_instructions(self, temp: Mapping[str, Any]) -> str:
+        text = self.spec.instructions
         if text is None:
             return ""
-        names = names_in(text)
+        names = find_names(text)
         state = {name: temp[name] for name in names if name in temp}
         for name in names:
             event = self.store.lookup(self.log, "state/" + name)
             if event is not None and name not in state:
                 state[name] = self.store.value(self.log, "state/" + name)
-        return filled(text, state)
+        return fill_template(text, state)
 
-    # -- before each call ------------------------------------------------------------------------------------------
+    # -- before each model call ------------------------------------------------------------------------------------
 
     @property
     def system(self) -> list[str]:
@@ -115,100 +113,104 @@ class Prompt:
     def history_length(self) -> int:
         return len(self._history.messages)
 
-    def messages(self, work: Work, *, is_asked: bool = True) -> list[Message]:
-        """The conversation as this agent is shown it. Always valid: no call without its result, whatever crashed or was
-        pruned."""
-        turn = shortened([*self._seen, *work.own], self._shortened)
-        whole = repaired([*self._history.messages, *turn])
-        own = len(repaired(work.own))
-        return presented(whole, self.settings.name, has_tools=bool(self.tools), own=own, is_asked=is_asked)
+    def messages(self, own: Sequence[Message], *, is_asked: bool = True) -> list[Message]:
+        """Return the conversation as this agent's model gets it; `own` holds the agent's messages of this turn.
+        Providers always accept it: each call has its result, also after a crash or a prune."""
+        turn = leave_out_results([*self._others_messages, *own], self._left_out_results)
+        whole = repair_history([*self._history.messages, *turn])
+        own_count = len(repair_history(own))
+        return as_seen_by(whole, self.spec.name, has_tools=bool(self.tools), own=own_count, is_asked=is_asked)
 
-    def fit(self, work: Work) -> int:
-        """Make the prompt fit: leave out the oldest history, then the oldest results of this turn. Returns about how
-        many tokens it has then."""
-        messages = [*self._seen, *work.own]
-        own = [tokens_of(message) for message in messages]
-        room = self._limit - self._fixed
-        self._history.shorten(max(0, room - sum(own)))
-        self._shortened = 0
+    def fit(self, own: Sequence[Message]) -> int:
+        """Make the prompt fit: leave out the oldest history, then the oldest results of this turn. Returns an estimate
+        of its tokens."""
+        messages = [*self._others_messages, *own]
+        tokens = [estimate_message_tokens(message) for message in messages]
+        room = self._token_limit - self._fixed_tokens
+        self._history.shorten(max(0, room - sum(tokens)))
+        self._left_out_results = 0
         results = [at for at, message in enumerate(messages) if message.role == "tool"]
-        while sum(own) + self._history.tokens > room and self._shortened < len(results):
-            at = results[self._shortened]
-            self._shortened += 1
-            own[at] = tokens_of(shortened([messages[at]], 1)[0])
-        if sum(own) + self._history.tokens > room:
-            self._history.unpin(max(0, room - sum(own)))
-        return self._fixed + self._history.tokens + sum(own)
+        while sum(tokens) + self._history.tokens > room and self._left_out_results < len(results):
+            at = results[self._left_out_results]
+            self._left_out_results += 1
+            tokens[at] = estimate_message_tokens(leave_out_results([messages[at]], 1)[0])
+        if sum(tokens) + self._history.tokens > room:
+            self._history.unpin(max(0, room - sum(tokens)))
+        return self._fixed_tokens + self._history.tokens + sum(tokens)
 
-    def halve(self, work: Work) -> bool:
-        """The provider says that the prompt is too long: aim at half of it. False if nothing could be left out."""
-        before = self.fit(work)
-        self._limit = max(1, before // 2)
-        return self.fit(work) < before
+    def halve(self, own: Sequence[Message]) -> bool:
+        """Halve the prompt, after the provider found it too long. Returns False if nothing could be left out."""
+        before = self.fit(own)
+        self._token_limit = max(1, before // 2)
+        return self.fit(own) < before
 
     @property
-    def wants_room(self) -> bool:
-        """Whether the session's own strategy should be asked to make room: once a turn."""
-        return self.settings.condenses and not self._history.whole and not self._policy_tried
+    def needs_compaction(self) -> bool:
+        """Whether the session's own strategy should make room now. It is tried once for each agent in a turn."""
+        return self.spec.allows_compaction and not self._history.is_whole and not self._has_tried_policy
 
-    def apply_policy(self, run: str, epoch: int) -> None:
-        """Let the session's own strategy make room. What it cannot do, `fit` does for this prompt."""
-        self._policy_tried = True
-        found = self.store.value(self.log, "retention")
-        strategy = None if found is None else automatic(Retention.of(found), self._limit - self._fixed)
-        if strategy is None or self._idle.get("until", 0) > self._head.head:
+    def compact(self, run: str, epoch: int) -> None:
+        """Let the session's own strategy make room in the view. If it frees too little, `fit` shortens this prompt."""
+        self._has_tried_policy = True
+        value = self.store.value(self.log, "retention")
+        tokens = self._token_limit - self._fixed_tokens
+        strategy = None if value is None else automatic_strategy(Retention.of(value), tokens)
+        if strategy is None or self._cache.prune_idle_until > self._head.head:
             return
-        room = max(200, (self._limit - self._fixed))  # a quarter of the prompt, at about four bytes a token
+        room = max(200, self._token_limit - self._fixed_tokens)  # bytes: about a quarter of the prompt
         head = self.store.head(self.log)
-        plan = plan_cut(self.store, self.log, head, strategy, model=self.settings.model, room=room)
-        if not plan.drop or not frees(self.store, self.log, plan):
-            self._idle["until"] = self._head.head + IDLE  # it frees nothing: do not pay for trying at every turn
+        plan = plan_prune(self.store, self.log, head, strategy, model=self.spec.model, room=room)
+        if not plan.drop or not shortens_prompt(self.store, self.log, plan):
+            # The strategy frees nothing: do not pay for planning in every turn.
+            self._cache.prune_idle_until = self._head.head + EVENTS_BEFORE_RETRY
             return
         with suppress(ViewChanged, ImmutableSession):
             self.store.append(self.log, plan.drafts(run=run), epoch=epoch)
         self._read_history(self.store.head(self.log))
 
-    def called(self, work: Work, step: int, options: Mapping[str, Any]) -> Draft:
-        """What the model is about to be sent: the range of the log, and a name for everything that is not in it."""
-        tokens = self.fit(work)
-        about = {
+    def draft_model_call(self, own: Sequence[Message], run: str, step: int, options: Mapping[str, Any]) -> Draft:
+        """Return the `model.called` event: the range of the log that is sent, and the digest of the parts of the prompt
+        that are not messages. The parts are a blob of the event, unless the log has them already."""
+        tokens = self.fit(own)
+        parts = {
             "system": self.system,
             "kinds": [kind for kind, _ in self._pieces],
             "tools": self.tools,
             "options": dict(options),
         }
-        context = codec.encode(about, room=codec.WRAPPING)
+        context = codec.encode(parts, room=codec.WRAPPING_DEPTH)
         digest = sha256(context).hexdigest()
         data = {
             "step": step,
-            "provider": self.settings.model.provider,
-            "model": self.settings.model.name,
+            "provider": self.spec.model.provider,
+            "model": self.spec.model.name,
             "from": self._history.first_seq,
             "upto": self._head.head,
             "context": digest,
             "tokens": tokens,
         }
-        if self._history.pinned:
-            data["pinned"] = self._history.pinned
-        if self._shortened:
-            data["shortened"] = self._shortened
-        blobs = {} if digest in self._contexts else {digest: context}
-        return Draft(type="model.called", run=work.run, author=self.settings.name, data=data, blobs=blobs)
+        if self._history.front_seqs:
+            data["pinned"] = self._history.front_seqs
+        if self._left_out_results:
+            data["shortened"] = self._left_out_results
+        blobs = {} if digest in self._cache.stored_contexts else {digest: context}
+        return Draft(type="model.called", run=run, author=self.spec.name, data=data, blobs=blobs)
 
 
 def spec_data(spec: ToolSpec) -> list[Any]:
     return [spec.name, spec.description, dict(spec.parameters)]
 
 
-def correction(measured: Sequence[int]) -> float:
-    """By how much our estimate of tokens was off at the last call, where the provider reported its own count."""
+def token_correction(measured: Sequence[int]) -> float:
+    """Return the ratio of the provider's token count to the estimate at the last call, between 0.5 and 4; 1 if the
+    provider reported none."""
     if not measured or not measured[0] or not measured[1]:
         return 1.0
     return min(4.0, max(0.5, measured[1] / measured[0]))
 
 
-def automatic(retention: Retention, room: int) -> Strategy | None:
-    """The strategy that makes room in a prompt; None where leaving old messages out of the prompt is the strategy."""
+def automatic_strategy(retention: Retention, room: int) -> Strategy | None:
+    """Return the strategy that makes room in a prompt; None if old messages are only left out of the prompt."""
     name, window = retention.strategy, retention.window
     if name == "summarize_old":
         return Strategy(name=name, tokens=max(1, room // 2), messages=window, summarize=True)

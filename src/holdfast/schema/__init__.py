@@ -1,1 +1,1 @@
-"""JSON Schema: of functions, of answers, and the check."""
+"""JSON Schema: schemas of functions and of structured output, and the check of values against a schema."""

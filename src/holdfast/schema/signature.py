@@ -1,4 +1,4 @@
-"""What a model is told about a function, and the check of what it sends: JSON Schema from hints and docstrings.
+"""The JSON Schema of a function, from its hints and docstring, and the check of the arguments that a model sends.
 
 The schema and the check come from one pydantic model, so they cannot disagree about what is allowed. Schemas are
 self-contained: definitions are written out where they are used, and only recursive ones stay under `$defs`.
@@ -21,33 +21,27 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidTool
 from holdfast.log import codec
 
 MAX_PROBLEMS = 10
 MAX_SHOWN = 80  # characters of a wrong value, in an error
-_PLAIN = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+_ALLOWED_KINDS = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 _UNIONS = (Union, types.UnionType)
-
-
-class InvalidTool(InvalidArgument):
-    """A function that cannot be a tool as it is written."""
-
-    code = "invalid_tool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """A function as a model sees it, and as we call it."""
+    """A function: its description and schema for a model, and how its arguments are converted for the call."""
 
     description: str
     parameters: dict[str, Any]
-    context: str | None  # the parameter that is not the model's to give
+    context_parameter: str | None  # the parameter that takes the ToolContext
     model: type[BaseModel]
-    names: dict[str, str]  # of the model's fields, and the parameters they stand for
-    optional: frozenset[str]  # fields whose default the function itself knows
+    names: dict[str, str]  # parameters of the function, by field of the pydantic model
+    optional: frozenset[str]  # fields that the function has a default for
 
-    def kwargs(self, data: bytes) -> dict[str, Any]:
+    def convert_arguments(self, data: bytes) -> dict[str, Any]:
         """The arguments of the call, converted; raises pydantic's ValidationError."""
         found = self.model.model_validate_json(data)
         left_out = self.optional - found.model_fields_set
@@ -56,15 +50,15 @@ class Signature:
 
 def read_signature(function: Callable[..., Any], name: str, hidden: type) -> Signature:
     """Read the hints and the docstring of a function; a parameter of the `hidden` type is left out."""
-    described = _docstring(function)
+    described = _parse_docstring(function)
     texts = {param.arg_name: param.description for param in described.params if param.description}
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     defaults: dict[str, object] = {}
     context: str | None = None
-    hints = _hints(function, name)
-    for key, parameter in _parameters(function, name).items():
-        if parameter.kind not in _PLAIN:
+    hints = _read_hints(function, name)
+    for key, parameter in _read_parameters(function, name).items():
+        if parameter.kind not in _ALLOWED_KINDS:
             shown = str(parameter).partition(":")[0]
             raise InvalidTool(
                 f"tool {name!r}: {shown!r} cannot be described to a model: name each argument, with no '/'"
@@ -85,27 +79,27 @@ def read_signature(function: Callable[..., Any], name: str, hidden: type) -> Sig
         if parameter.default is not parameter.empty:
             defaults[field] = parameter.default
             extra["default"] = None  # stands in: what is left out is left to the function
-        fields[field] = (portable(hint), Field(**extra))
-    model, parameters = _build(name, fields)
+        fields[field] = (make_portable(hint), Field(**extra))
+    model, parameters = _build_model(name, fields)
     for field, default in defaults.items():
-        told = parameters["properties"][names[field]]
+        described_parameter = parameters["properties"][names[field]]
         try:
-            told["default"] = to_jsonable_python(default)
-            codec.check(told["default"])
+            described_parameter["default"] = to_jsonable_python(default)
+            codec.check_json(described_parameter["default"])
         except ValueError:
-            told.pop("default")  # JSON cannot hold it
+            described_parameter.pop("default")  # JSON cannot hold it
     paragraphs = (described.short_description, described.long_description)
     return Signature(
         description="\n\n".join(text for text in paragraphs if text),
         parameters=parameters,
-        context=context,
+        context_parameter=context,
         model=model,
         names=names,
         optional=frozenset(defaults),
     )
 
 
-def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
+def _read_parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
     try:
         found = dict(inspect.signature(function).parameters)
     except ValueError as error:
@@ -116,11 +110,11 @@ def _parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect
 
 
 def is_unbound(function: Callable[..., Any]) -> bool:
-    """Whether this is a method as its class has it, still without an object."""
+    """Whether this is a method read from its class, not bound to an object."""
     return inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), None) == "self"
 
 
-def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+def _read_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     target: Any = function
     while isinstance(target, partial):
         target = target.func
@@ -134,7 +128,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         raise InvalidTool(f"tool {name!r}: its hints cannot be read: {error}") from error
 
 
-def _docstring(function: Callable[..., Any]) -> docstring_parser.Docstring:
+def _parse_docstring(function: Callable[..., Any]) -> docstring_parser.Docstring:
     text = inspect.getdoc(function) or ""
     try:
         return docstring_parser.parse(text)
@@ -164,41 +158,41 @@ def _bare_text(hint: Any) -> str | None:  # noqa: ANN401
     return next((text for text in texts if isinstance(text, str)), None)
 
 
-def portable(hint: Any) -> Any:  # noqa: ANN401
+def make_portable(hint: Any) -> Any:  # noqa: ANN401
     """The same hint, with each `typing.TypedDict` in a form that pydantic reads also before Python 3.12."""
     if sys.version_info >= (3, 12):
         return hint
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return Annotated[(portable(arguments[0]), *arguments[1:])]
+        return Annotated[(make_portable(arguments[0]), *arguments[1:])]
     if origin in _UNIONS:
-        return Union[tuple(portable(item) for item in arguments)]  # noqa: UP007 - made from parts
+        return Union[tuple(make_portable(item) for item in arguments)]  # noqa: UP007 - made from parts
     if origin in (list, dict, set, frozenset, tuple):
-        return origin[tuple(portable(item) for item in arguments)]
+        return origin[tuple(make_portable(item) for item in arguments)]
     if origin in (typing.Required, typing.NotRequired):
-        return origin[portable(arguments[0])]
+        return origin[make_portable(arguments[0])]
     if not typing.is_typeddict(hint) or type(hint).__module__ != "typing":
         return hint
     keys: dict[str, Any] = {}
     for key, item in get_type_hints(hint, include_extras=True).items():
         if get_origin(item) not in (typing.Required, typing.NotRequired):
             item = (typing.Required if key in hint.__required_keys__ else typing.NotRequired)[item]
-        keys[key] = portable(item)
+        keys[key] = make_portable(item)
     make: Any = typing_extensions.TypedDict
     found = make(hint.__name__, keys)
     found.__doc__ = hint.__doc__
     return found
 
 
-def _build(name: str, fields: dict[str, Any]) -> tuple[type[BaseModel], dict[str, Any]]:
+def _build_model(name: str, fields: dict[str, Any]) -> tuple[type[BaseModel], dict[str, Any]]:
     try:
         model: type[BaseModel] = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
-        return model, tidy(model.model_json_schema())
+        return model, inline_definitions(model.model_json_schema())
     except (PydanticUserError, TypeError) as error:
-        raise InvalidTool(f"tool {name!r}: {_culprit(fields) or error}") from error
+        raise InvalidTool(f"tool {name!r}: {_find_bad_field(fields) or error}") from error
 
 
-def _culprit(fields: dict[str, Any]) -> str | None:
+def _find_bad_field(fields: dict[str, Any]) -> str | None:
     for hint, field in fields.values():
         try:
             TypeAdapter(hint).json_schema()
@@ -208,7 +202,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
     return None
 
 
-def tidy(schema: dict[str, Any]) -> dict[str, Any]:
+def inline_definitions(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema without titles, strict about unknown keys, with definitions written out where they are used."""
     definitions = schema.pop("$defs", {})
     kept: dict[str, Any] = {}
@@ -219,7 +213,7 @@ def tidy(schema: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(node, dict):
             return node
         if "$ref" in node:
-            return refer(node, inside)
+            return resolve_ref(node, inside)
         found: dict[str, Any] = {}
         for key, value in node.items():
             if key in ("properties", "patternProperties"):
@@ -232,7 +226,7 @@ def tidy(schema: dict[str, Any]) -> dict[str, Any]:
             found.setdefault("additionalProperties", False)
         return found
 
-    def refer(node: dict[str, Any], inside: tuple[str, ...]) -> dict[str, Any]:
+    def resolve_ref(node: dict[str, Any], inside: tuple[str, ...]) -> dict[str, Any]:
         name = node["$ref"].rpartition("/")[2]
         rest = {key: value for key, value in node.items() if key not in ("$ref", "title")}
         if name in inside or name in kept:
@@ -262,11 +256,11 @@ _NESTED = {
 }
 
 
-def problems(error: ValidationError, arguments: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """What is wrong with the arguments, a line each, in words that help to send better ones."""
+def describe_problems(error: ValidationError, arguments: Mapping[str, Any], known: Iterable[str]) -> list[str]:
+    """The problems of the arguments, one line each, with the place and what is allowed there."""
     found = []
     for item in error.errors(include_url=False):
-        place, reading = _place(item["loc"], arguments, is_missing=item["type"] == "missing")
+        place, reading = _locate_problem(item["loc"], arguments, is_missing=item["type"] == "missing")
         if item["type"] == "missing":
             found.append(f"{place}{reading} is missing")
         elif item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
@@ -282,8 +276,8 @@ def problems(error: ValidationError, arguments: Mapping[str, Any], known: Iterab
     return found
 
 
-def _place(loc: tuple[int | str, ...], arguments: object, *, is_missing: bool) -> tuple[str, str]:
-    """Where in the arguments, and which member of a union was tried there."""
+def _locate_problem(loc: tuple[int | str, ...], arguments: object, *, is_missing: bool) -> tuple[str, str]:
+    """The place in the arguments, and the member of a union that was tried there."""
     place, reading, value = "", "", arguments
     for number, step in enumerate(loc):
         is_absent = is_missing and number == len(loc) - 1

@@ -1,1 +1,1 @@
-"""Sessions over HTTP: it parses, asks who asks, calls a session, and renders. No rules about sessions may enter."""
+"""Sessions over HTTP: parse a request, identify the caller, call a session, render. No rules about sessions here."""

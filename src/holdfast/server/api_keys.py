@@ -1,8 +1,8 @@
 """API keys: `hf_<public id>_<secret>`, shown once, kept as a digest. Everything here blocks.
 
 A key is looked up by its public part, and the whole of it is compared as a digest: the secret is random enough that a
-fast hash gives nothing away. All keys are kept by the tenant "", whoever they are for, so that a key is found before
-its tenant is known. When a key was last used is kept apart from it: that is written while keys are in use, and must
+fast hash gives nothing away. The tenant "" keeps the keys of all tenants, so that a key is found before its tenant is
+known. The time of the last use is kept apart from the key: it is written while the key is in use, and that write must
 never undo a revocation.
 """
 
@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 
 from holdfast.errors import InvalidArgument
 from holdfast.log import codec
-from holdfast.log.events import to_datetime
-from holdfast.log.identifiers import checked_id, checked_owner
+from holdfast.log.identifiers import check_id, check_owner
+from holdfast.log.times import to_datetime
 from holdfast.stores.base import Store
 
 Role = Literal["read", "write", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
+ROLES: tuple[Role, ...] = get_args(Role)  # in order: each includes the rights of the roles before it
 
 KEYS, USES = "api-keys", "api-key-uses"
 LONGEST_NAME = 200
@@ -33,7 +33,7 @@ _DAY = 86_400_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInfo:
-    """What is known about a key; times in microseconds since 1970."""
+    """The stored facts about a key; times in microseconds since 1970."""
 
     id: str
     digest: str
@@ -54,8 +54,8 @@ class KeyInfo:
             return "revoked"
         return "valid" if self.is_valid(now) else "expired"
 
-    def shown(self, now: int) -> dict[str, Any]:
-        """For people: no digest, times as text."""
+    def to_public_dict(self, now: int) -> dict[str, Any]:
+        """Return the facts for people: no digest, times as text."""
         facts = asdict(self) | {"status": self.status(now)}
         del facts["digest"]
         for each in ("created_at", "expires_at", "revoked_at", "last_used"):
@@ -73,20 +73,20 @@ def create_key(
     name: str | None = None,
     expires_days: float | None = None,
 ) -> tuple[str, KeyInfo]:
-    """A new key, and what is kept of it. Nobody can show the key again."""
+    """Create a key; return the key and its stored info. The key itself is not stored, so it is shown only now."""
     if role not in ROLES:
         raise InvalidArgument(f"role {role!r} is none of {', '.join(ROLES)}")
     if tenant:
-        checked_id(tenant, "tenant")
-    checked_owner(user, "user")
+        check_id(tenant, "tenant")
+    check_owner(user, "user")
     if name is not None:
         codec.text_bytes(name, "name", LONGEST_NAME)
     if expires_days is not None and not 0 < expires_days <= MOST_DAYS:
         raise InvalidArgument(f"a key lives for more than 0 and at most {MOST_DAYS} days, not {expires_days:g}")
-    keys, now = store.for_tenant(""), store.ids.now()
+    keys, now = store.for_tenant(""), store.clock.now()
     while True:
-        key_id = _letters(store.ids.random(16))
-        key = f"hf_{key_id}_{base64.urlsafe_b64encode(store.ids.random(32)).decode().rstrip('=')}"
+        key_id = _make_public_id(store.clock.random_bytes(16))
+        key = f"hf_{key_id}_{base64.urlsafe_b64encode(store.clock.random_bytes(32)).decode().rstrip('=')}"
         info = KeyInfo(
             id=key_id,
             digest=digest_of(key),
@@ -97,68 +97,68 @@ def create_key(
             created_at=now,
             expires_at=None if expires_days is None else now + int(expires_days * _DAY),
         )
-        if keys.put_slip(KEYS, key_id, _written(info), only_new=True) is None:
+        if keys.kv_put(KEYS, key_id, _encode_key_info(info), only_new=True) is None:
             return key, info
 
 
 def find_key(store: Store, key: str) -> KeyInfo | None:
-    """The key that was presented, if it is one of ours, whole. It may be expired or revoked."""
+    """Return the info of a key if it exists and its secret is right, else None. It may be expired or revoked."""
     match = _KEY.fullmatch(key)
-    kept = store.for_tenant("").slip(KEYS, match.group(1)) if match else None
+    kept = store.for_tenant("").kv_get(KEYS, match.group(1)) if match else None
     if match is None or kept is None:
         return None
-    info = _read(match.group(1), kept)
+    info = _decode_key_info(match.group(1), kept)
     return info if hmac.compare_digest(info.digest, digest_of(key)) else None
 
 
 def list_keys(store: Store) -> list[KeyInfo]:
-    """All keys, of every tenant, the oldest first."""
+    """Return the keys of every tenant, oldest first."""
     keys = store.for_tenant("")
-    uses = {key_id: codec.decode(value)["at"] for key_id, value in _all(keys, USES)}
-    found = [_read(key_id, value, last_used=uses.get(key_id)) for key_id, value in _all(keys, KEYS)]
+    uses = {key_id: codec.decode(value)["at"] for key_id, value in _list_entries(keys, USES)}
+    found = [_decode_key_info(key_id, value, last_used=uses.get(key_id)) for key_id, value in _list_entries(keys, KEYS)]
     return sorted(found, key=lambda info: (info.created_at, info.id))
 
 
 def revoke_key(store: Store, key_id: str) -> bool:
-    """End a key. True if there is such a key; one that was revoked stays so since then."""
+    """Revoke a key; return False if it does not exist. A key that is revoked keeps its first time of revocation."""
     keys = store.for_tenant("")
-    kept = keys.slip(KEYS, key_id)
+    kept = keys.kv_get(KEYS, key_id)
     if kept is None:
         return False
     facts = codec.decode(kept)
     if facts["revoked_at"] is None:
-        keys.put_slip(KEYS, key_id, codec.encode(facts | {"revoked_at": store.ids.now()}))
+        keys.kv_put(KEYS, key_id, codec.encode(facts | {"revoked_at": store.clock.now()}))
     return True
 
 
-def note_use(store: Store, key_id: str, at: int) -> None:
-    """Remember when a key was used."""
-    store.for_tenant("").put_slip(USES, key_id, codec.encode({"at": at}))
+def record_key_use(store: Store, key_id: str, at: int) -> None:
+    """Store the time of the last use of a key."""
+    store.for_tenant("").kv_put(USES, key_id, codec.encode({"at": at}))
 
 
 def digest_of(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
-def _all(store: Store, space: str) -> list[tuple[str, bytes]]:
+def _list_entries(store: Store, space: str) -> list[tuple[str, bytes]]:
     found: list[tuple[str, bytes]] = []
-    while page := store.slips(space, after=found[-1][0] if found else None):
+    while page := store.kv_list(space, after=found[-1][0] if found else None):
         found += page
     return found
 
 
-def _written(info: KeyInfo) -> bytes:
+def _encode_key_info(info: KeyInfo) -> bytes:
     facts = asdict(info)
     del facts["id"], facts["last_used"]
     return codec.encode(facts)
 
 
-def _read(key_id: str, value: bytes, last_used: int | None = None) -> KeyInfo:
+def _decode_key_info(key_id: str, value: bytes, last_used: int | None = None) -> KeyInfo:
     return KeyInfo(id=key_id, last_used=last_used, **codec.decode(value))
 
 
-def _letters(random: bytes) -> str:
-    """Eight letters and digits: a public part that can be selected with a double click."""
+def _make_public_id(random: bytes) -> str:
+    """Return eight letters and digits, so that a double click selects the public part."""
     number = int.from_bytes(random, "big")
     letters = []
     for _ in range(8):

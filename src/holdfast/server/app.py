@@ -1,7 +1,7 @@
 """The server as one object, and the application around it.
 
-`Server` holds what requests share: the store, who may ask, the agents, the feed of the logs and the threads that run
-turns. `create_app` puts the routes around it; `serve` runs it as a process.
+`Server` holds what requests share: the store, the authenticator, the agents, the feed of the logs and the run pool.
+`create_app` puts the routes around it; `process.run_server` runs it as a process.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError, StoreError
 from holdfast.memory.memory import Memory
 from holdfast.server import errors
-from holdfast.server.agent_catalog import Catalog
-from holdfast.server.auth import Gate
+from holdfast.server.agent_catalog import AgentCatalog
+from holdfast.server.auth import Authenticator
 from holdfast.server.config import Config
-from holdfast.server.http.middleware import Guard
+from holdfast.server.http.middleware import SecurityMiddleware
 from holdfast.server.http.route_table import RouteTable
-from holdfast.server.idempotency import forget_memories, forget_session
-from holdfast.server.logging import fields, log
+from holdfast.server.idempotency import drop_memory_answers, drop_session_answers
+from holdfast.server.logging import extra_fields, log
 from holdfast.server.metrics import Metrics
-from holdfast.server.rate_limits import Limits
+from holdfast.server.rate_limits import RequestLimits
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, Store
 from holdfast.worker.feed import Feed
-from holdfast.worker.run_pool import Part, Runs
+from holdfast.worker.run_pool import Responder, RunPool
 from holdfast.worker.sweep import sweep
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from holdfast.server.event_stream import EventStream
     from holdfast.tools.tool import Tool
 
-THREADS = 48  # for store calls of requests, besides those that run turns
-KNOWN_SESSIONS = 512  # session objects that remember the end of their conversation for the next turn
+THREADS = 48  # for store calls of requests; the run pool has its own
+MAX_CACHED_SESSIONS = 512  # session objects, each with the end of its conversation for the next turn
 
 
 class Server:
-    """What the requests of one process share."""
+    """The objects that all requests of one process share."""
 
     def __init__(
         self,
@@ -60,105 +60,107 @@ class Server:
     ) -> None:
         self.store, self.config = store, config
         self.metrics = Metrics()
-        self.limits = Limits(config, metrics=self.metrics)
-        self.gate = Gate(store, config=config, token=token, limits=self.limits, metrics=self.metrics)
-        self.catalog = Catalog(agents=agents, tools=tools)
+        self.limits = RequestLimits(config, metrics=self.metrics)
+        self.authenticator = Authenticator(store, config=config, token=token, limits=self.limits, metrics=self.metrics)
+        self.catalog = AgentCatalog(agents=agents, tools=tools)
         self.memory = Memory() if memory is None else memory
         self.feed = Feed(store, poll=config.poll, tick=config.ping)
-        self.runs = Runs(store, self._cast, self.feed, threads=config.runs)
+        self.runs = RunPool(store, self._cast, self.feed, threads=config.runs)
         self.runs.on_end = lambda outcome: self.metrics.runs.labels(outcome).inc()
-        self.runs.on_broken = lambda error: errors.unexpected(error, metrics=self.metrics, where="a run")
+        self.runs.on_unexpected_error = lambda error: errors.log_unexpected_error(
+            error, metrics=self.metrics, where="a run"
+        )
         self.streams: set[EventStream] = set()
-        self.frames = self._counted = 0  # sent on streams; and how many of them the metrics know
-        self.draining = False
+        self.frames_sent = self._frames_counted = 0  # on streams; and the part that the metrics have
+        self.is_draining = False
         self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()
         self._lock = threading.Lock()
         self._sweeper: asyncio.Task[None] | None = None
 
-    def _cast(self, store: Store, log: Log, agent: str | None) -> Part:
-        """Who answers in a run. The session object is kept: it knows what the last prompt of its turns was."""
+    def _cast(self, store: Store, log: Log, agent: str | None) -> Responder:
+        """Return the agent and the session object of a run. The session is cached: it holds the last prompt."""
         found = self.catalog.find(store, agent)
         with self._lock:
             session = self._sessions.pop((store.tenant, log.number), None)
             if session is None:
-                session = Session._of(store, log)
+                session = Session.on_log(store, log)
             self._sessions[store.tenant, log.number] = session
-            if len(self._sessions) > KNOWN_SESSIONS:
+            if len(self._sessions) > MAX_CACHED_SESSIONS:
                 self._sessions.popitem(last=False)
         session.agent = found
         settings = found.settings()
         budget = self.catalog.budget_of(store, agent)
-        return Part(settings if budget is None else replace(settings, budget=budget), session)
+        return Responder(settings if budget is None else replace(settings, budget=budget), session)
 
-    async def runs_left(self, log: Log, run: str) -> None:
-        """Wait until nothing is left to do for a run of this process, so that whoever is told of its end finds all of
-        it done; for a moment, because its thread may hang."""
-        until = self.store.ids.elapsed() + 1.0
-        while self.runs.is_at(run, log.number) and self.store.ids.elapsed() < until:
+    async def wait_for_run_cleanup(self, log: Log, run: str) -> None:
+        """Wait until the thread of a run has finished its work, pruning included, so that a client that reads the end
+        of the run finds all of it done. Waits one second at most, because the thread may hang."""
+        until = self.store.clock.monotonic() + 1.0
+        while self.runs.is_working_on(run, log.number) and self.store.clock.monotonic() < until:
             await asyncio.sleep(0.002)
 
-    def forget(self, store: Store, log: Log) -> None:
-        """A session was redacted or deleted: nothing of it stays in memory, or in the answers that are kept."""
+    def drop_session_copies(self, store: Store, log: Log) -> None:
+        """Drop the session object and the stored answers of a session that was redacted, erased or deleted."""
         with self._lock:
             self._sessions.pop((store.tenant, log.number), None)
-        forget_session(store, log.id)
-        forget_memories(store, log.user_id, log.app_name)  # what was learnt from it may have gone as well
+        drop_session_answers(store, log.id)
+        drop_memory_answers(store, log.user_id, log.app_name)  # its memories may be erased as well
 
     # -- beginning and ending --------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-http"))
-        self.feed.on_tick.append(self._end_stalled)
+        self.feed.on_tick.append(self._abort_stalled_streams)
         self.feed.open()
         self.runs.open()
-        self._sweeper = loop.create_task(self._sweep())
+        self._sweeper = loop.create_task(self._sweep_forever())
 
     def drain(self) -> None:
-        """Take nothing new, and let the streams end; in the event loop."""
-        if not self.draining:
-            self.draining = True
-            log.info("draining", extra=fields(streams=len(self.streams), runs=self.runs.running))
-            self.runs.refuse()
+        """Begin no new runs, and end the streams; in the event loop."""
+        if not self.is_draining:
+            self.is_draining = True
+            log.info("draining", extra=extra_fields(streams=len(self.streams), runs=self.runs.busy_count))
+            self.runs.stop_intake()
             self.feed.end_streams()
-            self._ending = asyncio.get_running_loop().create_task(self._end_runs())
+            self._drain_task = asyncio.get_running_loop().create_task(self._end_runs())
 
     async def _end_runs(self) -> None:
         left = await off_thread(self.runs.stop, self.config.drain)
         if left:
-            log.info("runs were given back", extra=fields(runs=left))
+            log.info("runs were given back", extra=extra_fields(runs=left))
 
     async def close(self) -> None:
         self.drain()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        await self._ending
+        await self._drain_task
         await self.feed.close()
 
-    def _end_stalled(self) -> None:
-        now = self.store.ids.elapsed()
+    def _abort_stalled_streams(self) -> None:
+        now = self.store.clock.monotonic()
         for stream in list(self.streams):
             if stream.is_stalled(now):
                 stream.abort()
 
-    async def _sweep(self) -> None:
-        """Do what retention promises, again and again; of several servers one works at a time."""
+    async def _sweep_forever(self) -> None:
+        """Sweep at intervals; of several servers one sweeps at a time."""
         while True:
             await asyncio.sleep(self.config.sweep_every)
             try:
                 report = await off_thread(sweep, self.store)
                 for act in ("archived", "purged"):
-                    self.metrics.swept.labels(act).inc(len(getattr(report, act)))
-                while await off_thread(self.store.purge_slips, self.store.ids.now()):
+                    self.metrics.sweep_acts.labels(act).inc(len(getattr(report, act)))
+                while await off_thread(self.store.kv_purge, self.store.clock.now()):
                     pass
             except StoreError as error:
                 self.metrics.store_errors.labels(error.code).inc()
             except AgentError as error:
-                log.warning("the sweep was cut short", extra=fields(code=error.code))
+                log.warning("the sweep was cut short", extra=extra_fields(code=error.code))
 
-    async def is_ready(self) -> str | None:
-        """Why this server should get no requests now; None if it should."""
-        if self.draining:
+    async def unavailable_reason(self) -> str | None:
+        """Return why this server should get no requests now; None if it is ready."""
+        if self.is_draining:
             return "draining"
         try:
             await off_thread(self.store.find, "session", "ready?")
@@ -166,20 +168,19 @@ class Server:
             return error.code
         return None
 
-    def observe(self) -> None:
-        """Bring the gauges up to date."""
+    def update_gauges(self) -> None:
+        """Set the gauges to the current values."""
         with suppress(AgentError):
-            self.metrics.queue_length.set(self.runs.waiting)
-            self.metrics.leases_held.set(self.runs.running)
-            self.metrics.takeovers_seen(self.runs.taken_over)
-            self.metrics.frames_sent.inc(self.frames - self._counted)
-            self._counted = self.frames
+            self.metrics.queue_length.set(self.runs.queue_length)
+            self.metrics.leases_held.set(self.runs.busy_count)
+            self.metrics.count_takeovers(self.runs.takeovers)
+            self.metrics.frames_sent.inc(self.frames_sent - self._frames_counted)
+            self._frames_counted = self.frames_sent
 
 
 def create_app(server: Server) -> FastAPI:
-    """The application; its lifespan begins and ends the server."""
-    from holdfast.server.routes import agents, health, memory, runs, sessions
-    from holdfast.server.routes import index as page
+    """Return the application; its lifespan opens and closes the server."""
+    from holdfast.server.routes import agents, events, health, index, memory, runs, sessions
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -192,7 +193,7 @@ def create_app(server: Server) -> FastAPI:
     app = FastAPI(
         title="holdfast",
         description="Durable sessions for AI agents.",
-        version=page.VERSION,
+        version=index.VERSION,
         lifespan=lifespan,
         openapi_url=None,
         docs_url=None,
@@ -200,10 +201,18 @@ def create_app(server: Server) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.server = server
-    errors.install(app)
-    # In the order in which they are tried: what is asked most comes first.
-    for router in (runs.router, *sessions.routers, memory.router, agents.router, health.router, page.router):
-        app.router.routes.extend(router.routes)  # as they are: FastAPI would try routers within routers, one by one
+    errors.install_error_handlers(app)
+    # Routes are tried in this order: the most frequent requests come first.
+    for router in (
+        runs.router,
+        events.router,
+        *sessions.routers,
+        memory.router,
+        agents.router,
+        health.router,
+        index.router,
+    ):
+        app.router.routes.extend(router.routes)  # flat: FastAPI would try an included router as a router of its own
     app.router.middleware_stack = RouteTable(app.router)
-    app.add_middleware(Guard, server=server)
+    app.add_middleware(SecurityMiddleware, server=server)
     return app

@@ -1,4 +1,4 @@
-"""Agents, tools and a memory from a user's own file or module: `holdfast serve app.py`, `holdfast serve shop:app`."""
+"""Loads agents, tools and a memory from a user's file or module: `holdfast serve app.py`, `holdfast serve shop:app`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 from holdfast.agent import Agent
 from holdfast.errors import InvalidArgument
-from holdfast.log.identifiers import checked_id
+from holdfast.log.identifiers import check_id
 from holdfast.memory.memory import Memory
 from holdfast.tools.tool import Tool
 
-_MODULE = "holdfast_app"  # a file is loaded under this name, so that it hides no module
+_MODULE = "holdfast_app"  # the module name of a loaded file, so that it hides no other module
 
 
 class App(NamedTuple):
-    """What a file brings to a server."""
+    """The agents, tools and memory of a loaded file."""
 
     agents: dict[str, Agent]
     tools: dict[str, Tool]
@@ -28,31 +28,31 @@ class App(NamedTuple):
 
 
 def load_app(target: str) -> App:
-    """The agents, tools and memory behind `app.py`, `app.py:name`, `module` or `module:name`.
+    """Return the agents, tools and memory of `app.py`, `app.py:name`, `module` or `module:name`.
 
     Named or not, `app` is an agent, or a list or dict of agents; without one, every agent of the module counts. An
-    agent's id is its name, else the variable or key that holds it. The tools of these agents and every `@tool` of the
-    module can be given to stored agents by name; those that come with an agent's memory cannot. A `Memory` of the
-    module is the server's; with several, `memory`.
+    agent's id is its name, else the variable or key that holds it. Stored agents can use the tools of these agents and
+    every `@tool` of the module by name, except tools that come with an agent's memory. A `Memory` of the module is the
+    server's; of several, the one named `memory`.
     """
-    module, wanted = _loaded(target)
+    module, wanted = _load_module(target)
     if wanted is not None and not hasattr(module, wanted):
         raise InvalidArgument(f"{target!r}: there is no {wanted!r} in it")
     given = getattr(module, wanted or "app", None)
-    pairs = list(_variables(module) if given is None else _named(wanted or "app", given))
+    pairs = list(_agents_of_module(module) if given is None else _agents_of_value(wanted or "app", given))
     agents: dict[str, Agent] = {}
     for variable, agent in pairs:
-        name = checked_id(agent.name or variable, "the name of an agent")
+        name = check_id(agent.name or variable, "the name of an agent")
         if agents.setdefault(name, agent) is not agent:
             raise InvalidArgument(f"{target!r}: two agents are named {name!r}, and a name finds one agent")
     if not agents:
         raise InvalidArgument(f"{target!r} has no agents: define one, as in agent = Agent(name='support', ...)")
     own = [value for value in vars(module).values() if isinstance(value, Tool)]
-    tools = _tools(target, [*own, *(tool for agent in agents.values() for tool in agent.own_tools.values())])
-    return App(agents, tools, _memory(target, module))
+    tools = _tools_by_name(target, [*own, *(tool for agent in agents.values() for tool in agent.own_tools.values())])
+    return App(agents, tools, _find_memory(target, module))
 
 
-def _memory(target: str, module: ModuleType) -> Memory | None:
+def _find_memory(target: str, module: ModuleType) -> Memory | None:
     found = {id(value): value for value in vars(module).values() if isinstance(value, Memory)}
     if len(found) > 1:
         chosen = getattr(module, "memory", None)
@@ -62,27 +62,27 @@ def _memory(target: str, module: ModuleType) -> Memory | None:
     return next(iter(found.values()), None)
 
 
-def _loaded(target: str) -> tuple[ModuleType, str | None]:
+def _load_module(target: str) -> tuple[ModuleType, str | None]:
     place, colon, wanted = target.rpartition(":")
     if not colon:
         place, wanted = target, ""
     if place.endswith(".py") or "/" in place:
-        module = _from_file(Path(place))
+        module = _load_file(Path(place))
     else:
         if "" not in sys.path:
-            sys.path.insert(0, "")  # as `python -m` does: a module beside us can be named
+            sys.path.insert(0, "")  # as `python -m` does: finds modules in the working directory
         try:
             module = import_module(place)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise  # it is there, and misses something itself
+                raise  # the module exists, and one of its own imports is missing
             raise InvalidArgument(f"{target!r}: there is no module {place!r}; a file is named with its .py") from error
         except (ValueError, TypeError) as error:
             raise InvalidArgument(f"{target!r} is not the name of a module: write app.py or module:app") from error
     return module, wanted or None
 
 
-def _from_file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InvalidArgument(f"there is no file {str(path)!r}")
     spec = spec_from_file_location(_MODULE, path)
@@ -99,7 +99,7 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _variables(module: ModuleType) -> Iterator[tuple[str, Agent]]:
+def _agents_of_module(module: ModuleType) -> Iterator[tuple[str, Agent]]:
     seen: set[int] = set()
     for name, value in vars(module).items():
         if isinstance(value, Agent) and not name.startswith("_") and id(value) not in seen:
@@ -107,28 +107,28 @@ def _variables(module: ModuleType) -> Iterator[tuple[str, Agent]]:
             yield name, value
 
 
-def _named(variable: str, given: Any) -> Iterator[tuple[str, Agent]]:  # noqa: ANN401 - whatever the user wrote
+def _agents_of_value(variable: str, given: Any) -> Iterator[tuple[str, Agent]]:  # noqa: ANN401 - any object
     if isinstance(given, Agent):
         yield variable, given
     elif isinstance(given, Mapping):
         for key, agent in given.items():
-            yield str(key), _checked(variable, agent)
+            yield str(key), _check_agent(variable, agent)
     elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
         for place, agent in enumerate(given):
-            if not _checked(variable, agent).name:
+            if not _check_agent(variable, agent).name:
                 raise InvalidArgument(f"{variable}[{place}] has no name: give it one, as in Agent(name='support', ...)")
             yield "", agent
     else:
         raise InvalidArgument(f"{variable} is an Agent, or a list or dict of them, not {type(given).__name__}")
 
 
-def _checked(variable: str, agent: object) -> Agent:
+def _check_agent(variable: str, agent: object) -> Agent:
     if not isinstance(agent, Agent):
         raise InvalidArgument(f"{variable} holds agents, and a {type(agent).__name__} is none")
     return agent
 
 
-def _tools(target: str, found: Iterable[Tool]) -> dict[str, Tool]:
+def _tools_by_name(target: str, found: Iterable[Tool]) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for tool in found:
         if tools.setdefault(tool.name, tool) is not tool:

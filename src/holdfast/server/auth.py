@@ -1,7 +1,7 @@
-"""Who asks, and what they may do.
+"""Authentication and permissions: the caller of a request, and the rights of that caller.
 
-What a request may do comes from the key alone: its tenant, its user and its role are in the row that the key's digest
-names, never in the request. A permission is attached to a route, not to a path, and a route without one is closed.
+The rights of a request come from its key alone: tenant, user and role are stored under the digest of the key, and never
+read from the request. A permission is attached to a route, not to a path, and a route without one is closed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fastapi import Depends, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
 
-from holdfast.clock import REAL, Ids
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError, Forbidden, InvalidArgument, SessionNotFound, Unauthorized
-from holdfast.server.api_keys import ROLES, KeyInfo, Role, digest_of, find_key, note_use
+from holdfast.server.api_keys import ROLES, KeyInfo, Role, digest_of, find_key, record_key_use
 from holdfast.server.config import Config, is_token
-from holdfast.server.errors import unexpected
+from holdfast.server.errors import log_unexpected_error
 from holdfast.server.metrics import Metrics
-from holdfast.server.rate_limits import Limits
+from holdfast.server.rate_limits import RequestLimits
 from holdfast.session.session import Session
 from holdfast.stores.base import Store
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 Permission = Literal["read", "write", "admin", "operator", "public"]
 
-CACHED_SECONDS = 3.0  # a revoked key works for so long at most
-NOTED_EVERY = 60.0  # seconds between two notes of a key's use
-MOST_CACHED = 10_000
-LONGEST_KEY = 512
-WHO = "holdfast.who"  # in the scope of a request, once it is known
+CACHED_SECONDS = 3.0  # longest time that a revoked key still works
+USE_RECORD_SECONDS = 60.0  # time between two records of a key's use
+MAX_CACHED_KEYS = 10_000
+MAX_KEY_LENGTH = 512
+CALLER = "holdfast.who"  # key of the caller in the scope of a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Who:
-    """Whoever asks: bound to a tenant, and to a user if the key is."""
+class Caller:
+    """The holder of a key: bound to a tenant, and to a user if the key is."""
 
     tenant: str
     user: str | None
@@ -54,91 +54,99 @@ class Who:
     key_id: str
     store: Store
 
-    def may(self, role: Role) -> bool:
+    def has_role(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
 
     @property
     def is_operator(self) -> bool:
-        """Whether this is a key of those who run the server, not of a tenant or a user."""
+        """Whether the key belongs to the operators of the server, not to a tenant or a user."""
         return self.tenant == "" and self.user is None
 
-    def open(self, session_id: str, agent: Agent | None = None) -> Session:
-        """A session of theirs. Another user's is as missing as one that is not there. Blocks."""
+    def open_session(self, session_id: str, agent: Agent | None = None) -> Session:
+        """Return a session of the caller; raise SessionNotFound if it does not exist or is another user's. Blocks."""
         session = Session.open(session_id, store=self.store, agent=agent)
         if self.user is not None and session.user_id != self.user:
             raise SessionNotFound(session_id)
         return session
 
-    def owner(self, asked: str | None) -> str | None:
-        """Whose a new session is, or whose sessions are listed: a key of a user is for that user's only."""
+    def resolve_owner(self, user_id: str | None) -> str | None:
+        """Return the owner of a new session, or of the sessions to list. A key of a user allows only that user."""
         if self.user is None:
-            return asked
-        if asked is not None and asked != self.user:
+            return user_id
+        if user_id is not None and user_id != self.user:
             raise Forbidden("this key belongs to another user than the one asked for: leave user_id out")
         return self.user
 
 
-class Gate:
-    """Turns the key of a request into `Who`. Keys are looked up in the store and remembered for a few seconds."""
+class Authenticator:
+    """Finds the caller of a request by its key. Keys are looked up in the store and cached for a few seconds."""
 
     def __init__(
-        self, store: Store, *, config: Config, token: str | None, limits: Limits, metrics: Metrics, ids: Ids = REAL
+        self,
+        store: Store,
+        *,
+        config: Config,
+        token: str | None,
+        limits: RequestLimits,
+        metrics: Metrics,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._store, self._limits, self._metrics, self._ids = store, limits, metrics, ids
-        everything = Who(tenant="", user=None, role="admin", key_id="server", store=store.for_tenant(""))
-        self._everybody = everything if config.open else None
-        self._server, self._server_digest = everything, digest_of(token) if token else ""
+        self._store, self._limits, self._metrics, self._clock = store, limits, metrics, clock
+        everything = Caller(tenant="", user=None, role="admin", key_id="server", store=store.for_tenant(""))
+        self._open_server_caller = everything if config.open else None
+        self._server_caller, self._server_digest = everything, digest_of(token) if token else ""
         if not config.open and not token:
             raise InvalidArgument("a server that is not open needs a token: see server_token()")
-        self._known: OrderedDict[str, tuple[float, Who | None]] = OrderedDict()  # by digest: until when
-        self._lookups: dict[str, asyncio.Task[Who | None]] = {}
-        self._noted: dict[str, float] = {}
+        # By digest of the key: when the entry expires, and the caller; None for a key that is not valid.
+        self._callers_by_digest: OrderedDict[str, tuple[float, Caller | None]] = OrderedDict()
+        self._lookups: dict[str, asyncio.Task[Caller | None]] = {}
+        self._next_record_times: dict[str, float] = {}
 
-    async def identify(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Who:
-        """Whoever these headers belong to; `Unauthorized`, always the same one, if nobody."""
-        if self._everybody is not None:
-            self._limits.admit(address)
-            return self._everybody
-        who = await self._holder(headers, address)
-        if who is None:
-            self._metrics.refused.labels("key").inc()
+    async def identify(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Caller:
+        """Return the caller of these headers; raise `Unauthorized` if no key is valid, with one text for all causes."""
+        if self._open_server_caller is not None:
+            self._limits.count_request(address)
+            return self._open_server_caller
+        caller = await self._find_caller(headers, address)
+        if caller is None:
+            self._metrics.refusals.labels("key").inc()
             raise Unauthorized
-        self._limits.admit(who.key_id)
-        return who
+        self._limits.count_request(caller.key_id)
+        return caller
 
-    async def _holder(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Who | None:
-        key = presented(headers)
+    async def _find_caller(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Caller | None:
+        key = key_from_headers(headers)
         if key is None:
             return None
         digest = digest_of(key)
         if hmac.compare_digest(digest, self._server_digest):
-            return self._server
-        now = self._ids.elapsed()
-        until, who = self._known.get(digest, (0.0, None))
+            return self._server_caller
+        now = self._clock.monotonic()
+        until, caller = self._callers_by_digest.get(digest, (0.0, None))
         if now < until:
-            return who
-        if who is None:  # a key that was good a moment ago is not held up by others at its address
+            return caller
+        if caller is None:  # a key that was valid a moment ago is not slowed down by its address
             self._limits.check_address(address)
-        # Many requests of one key at once look it up once.
+        # Concurrent requests with one key share one lookup.
         lookup = self._lookups.get(digest)
         if lookup is None:
-            lookup = self._lookups[digest] = asyncio.create_task(self._look_up(key, digest))
-            lookup.add_done_callback(partial(self._looked_up, digest))
-        who = await asyncio.shield(lookup)  # whoever started it may be cancelled
-        if who is None:
-            self._limits.failed(address)
-        return who
+            lookup = self._lookups[digest] = asyncio.create_task(self._look_up_key(key, digest))
+            lookup.add_done_callback(partial(self._end_lookup, digest))
+        caller = await asyncio.shield(lookup)  # the request that started it may be cancelled
+        if caller is None:
+            self._limits.count_failure(address)
+        return caller
 
-    def _looked_up(self, digest: str, lookup: asyncio.Task[Who | None]) -> None:
+    def _end_lookup(self, digest: str, lookup: asyncio.Task[Caller | None]) -> None:
         del self._lookups[digest]
         if not lookup.cancelled():
-            lookup.exception()  # looked at, so that asyncio does not complain if nobody waits any more
+            lookup.exception()  # retrieved, so that asyncio does not warn if no request waits for it
 
-    async def _look_up(self, key: str, digest: str) -> Who | None:
+    async def _look_up_key(self, key: str, digest: str) -> Caller | None:
         info = await off_thread(find_key, self._store, key)
-        who, now, until = None, self._ids.now(), self._ids.elapsed() + CACHED_SECONDS
+        caller, now, until = None, self._clock.now(), self._clock.monotonic() + CACHED_SECONDS
         if info is not None and info.is_valid(now):
-            who = Who(
+            caller = Caller(
                 tenant=info.tenant,
                 user=info.user,
                 role=info.role,
@@ -146,30 +154,30 @@ class Gate:
                 store=self._store.for_tenant(info.tenant),
             )
             if info.expires_at is not None:
-                until = min(until, self._ids.elapsed() + (info.expires_at - now) / 1e6)
-            self._note_use(info, now)
-        self._known[digest] = (until, who)
-        self._known.move_to_end(digest)
-        if len(self._known) > MOST_CACHED:
-            self._known.popitem(last=False)
-        return who
+                until = min(until, self._clock.monotonic() + (info.expires_at - now) / 1e6)
+            self._record_use(info, now)
+        self._callers_by_digest[digest] = (until, caller)
+        self._callers_by_digest.move_to_end(digest)
+        if len(self._callers_by_digest) > MAX_CACHED_KEYS:
+            self._callers_by_digest.popitem(last=False)
+        return caller
 
-    def _note_use(self, info: KeyInfo, now: int) -> None:
-        """Off the request path: nobody waits for it, and if it fails, the next minute's will do."""
-        elapsed = self._ids.elapsed()
-        if elapsed < self._noted.get(info.id, 0.0):
+    def _record_use(self, info: KeyInfo, now: int) -> None:
+        """Record the use of a key on a thread. No request waits for it; a failure is made up for a minute later."""
+        elapsed = self._clock.monotonic()
+        if elapsed < self._next_record_times.get(info.id, 0.0):
             return
-        self._noted[info.id] = elapsed + NOTED_EVERY
-        work = asyncio.get_running_loop().run_in_executor(None, note_use, self._store, info.id, now)
-        work.add_done_callback(self._noted_use)
+        self._next_record_times[info.id] = elapsed + USE_RECORD_SECONDS
+        work = asyncio.get_running_loop().run_in_executor(None, record_key_use, self._store, info.id, now)
+        work.add_done_callback(self._report_record_error)
 
-    def _noted_use(self, work: asyncio.Future[None]) -> None:
+    def _report_record_error(self, work: asyncio.Future[None]) -> None:
         if not work.cancelled() and (error := work.exception()) and not isinstance(error, AgentError):
-            unexpected(error, metrics=self._metrics, where="the last use of a key")
+            log_unexpected_error(error, metrics=self._metrics, where="the last use of a key")
 
 
-def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The one key that a request shows. Two of them are none: which one would be meant?"""
+def key_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the key of a request. A request with two keys has none, because no rule says which one counts."""
     found: list[bytes] = []
     for name, value in headers:
         if name == b"authorization":
@@ -177,42 +185,44 @@ def presented(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
             found.append(rest.strip() if scheme.lower() == b"bearer" else b"")
         elif name == b"x-api-key":
             found.append(value.strip())
-    if len(found) != 1 or not 0 < len(found[0]) <= LONGEST_KEY or not found[0].isascii():
+    if len(found) != 1 or not 0 < len(found[0]) <= MAX_KEY_LENGTH or not found[0].isascii():
         return None
     return found[0].decode("ascii")
 
 
-async def identified(request: Request) -> Who:
-    """Who sends this request; asked once, however many parts of the server want to know."""
-    who: Who | None = request.scope.get(WHO)
-    if who is None:
+async def identify_caller(request: Request) -> Caller:
+    """Return the caller of a request; authenticates once per request and keeps the caller in its scope."""
+    caller: Caller | None = request.scope.get(CALLER)
+    if caller is None:
         client = request.client
         server = request.app.state.server
-        who = request.scope[WHO] = await server.gate.identify(request.scope["headers"], client.host if client else "")
-    assert who is not None
-    return who
+        caller = request.scope[CALLER] = await server.authenticator.identify(
+            request.scope["headers"], client.host if client else ""
+        )
+    assert caller is not None
+    return caller
 
 
 class Require(SecurityBase):
-    """A dependency that lets through whoever has a permission."""
+    """A dependency that requires a permission."""
 
     def __init__(self, permission: Permission) -> None:
         self.permission = permission
         self.model = HTTPBearer(description="An API key or the server's token; X-API-Key does as well.")
         self.scheme_name = "key"
 
-    async def __call__(self, request: Request) -> Who:
-        who = await identified(request)
+    async def __call__(self, request: Request) -> Caller:
+        caller = await identify_caller(request)
         if self.permission == "operator":
-            if not who.is_operator:
+            if not caller.is_operator:
                 raise Forbidden("this is for those who run the server: use a key without tenant and user")
-        elif not who.may(self.permission):  # type: ignore[arg-type]
-            raise Forbidden(f"this key may {who.role}, and this needs {self.permission}: use another key")
-        return who
+        elif not caller.has_role(self.permission):  # type: ignore[arg-type]
+            raise Forbidden(f"this key may {caller.role}, and this needs {self.permission}: use another key")
+        return caller
 
 
 class Public:
-    """A dependency that lets everybody through, and says so."""
+    """A dependency that declares a route open to all."""
 
     permission: Permission = "public"
 
@@ -220,32 +230,32 @@ class Public:
         return None
 
 
-_REQUIRED = {permission: Require(permission) for permission in (*ROLES, "operator")}  # type: ignore[arg-type]
+_REQUIREMENTS = {permission: Require(permission) for permission in (*ROLES, "operator")}  # type: ignore[arg-type]
 
 
 def require(role: Role) -> Require:
-    """The dependency of routes that need this role or a higher one."""
-    return _REQUIRED[role]
+    """Return the dependency for routes that need this role or a higher one."""
+    return _REQUIREMENTS[role]
 
 
-operator = _REQUIRED["operator"]
+operator = _REQUIREMENTS["operator"]
 public = Public()
 
-Reader = Annotated[Who, Depends(require("read"))]
-Writer = Annotated[Who, Depends(require("write"))]
-Admin = Annotated[Who, Depends(require("admin"))]
-Operator = Annotated[Who, Depends(operator)]
+Reader = Annotated[Caller, Depends(require("read"))]
+Writer = Annotated[Caller, Depends(require("write"))]
+Admin = Annotated[Caller, Depends(require("admin"))]
+Operator = Annotated[Caller, Depends(operator)]
 Anyone = Depends(public)
 
 
 def permission_of(route: Any) -> Permission | None:  # noqa: ANN401 - a route of FastAPI, or its context
-    """What a route asks of those who call it; None: it does not say."""
+    """Return the permission that a route requires; None if it declares none."""
     found = dependency_of(route)
     return None if found is None else found.permission
 
 
 def dependency_of(route: Any) -> Require | Public | None:  # noqa: ANN401 - a route of FastAPI, or its context
-    """The dependency that guards a route."""
+    """Return the permission dependency of a route."""
     waiting = [getattr(route, "dependant", None)]
     while waiting:
         dependant = waiting.pop()
@@ -258,25 +268,25 @@ def dependency_of(route: Any) -> Require | Public | None:  # noqa: ANN401 - a ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerToken:
-    """The server's own token, and where it is kept."""
+    """The server's own token, and its file."""
 
     value: str
-    path: Path | None = None  # None: it came from the environment
+    path: Path | None = None  # None: the token comes from the environment
     is_new: bool = False
 
     def __repr__(self) -> str:
         return f"ServerToken(path={self.path!r}, is_new={self.is_new})"
 
 
-def server_token(config: Config, ids: Ids = REAL) -> ServerToken:
-    """The token from `HOLDFAST_TOKEN`, or from the token file, which is made at the first start."""
+def server_token(config: Config, clock: Clock = SYSTEM_CLOCK) -> ServerToken:
+    """Return the token from `HOLDFAST_TOKEN`, or from the token file, which the first start creates."""
     if config.token:
         return ServerToken(value=config.token)
     path = Path(config.token_file or Path(config.data) / "token")
     if config.data and path.parent == Path(config.data):
         config.make_data_directory()
     try:
-        is_new = _made(path, ids)
+        is_new = _create_token_file(path, clock)
         value = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
@@ -288,15 +298,16 @@ def server_token(config: Config, ids: Ids = REAL) -> ServerToken:
     return ServerToken(value=value, path=path, is_new=is_new)
 
 
-def _made(path: Path, ids: Ids) -> bool:
-    """Whether the file had to be made. It appears whole, so that of two servers that start, one token counts."""
+def _create_token_file(path: Path, clock: Clock) -> bool:
+    """Create the token file; return False if it exists. It appears whole, so that two servers that start at the same
+    time use one token."""
     if path.exists():
         return False
-    draft = path.with_name(f"{path.name}.{ids.random(8).hex()}")
+    draft = path.with_name(f"{path.name}.{clock.random_bytes(8).hex()}")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(file, "w") as opened:
-            opened.write(f"hf_{ids.random(32).hex()}\n")
+            opened.write(f"hf_{clock.random_bytes(32).hex()}\n")
         try:
             os.link(draft, path)
         except FileExistsError:

@@ -1,7 +1,7 @@
-"""Everything a server can be told, in one table: the fields of `Config`.
+"""The settings of a server in one table: the fields of `Config`.
 
-Flags, environment variables and the documentation are all made from it, so that none of them can say something else.
-Only the standard library is loaded here, because the command line reads this before anybody wants a server.
+Flags, environment variables and the table in the documentation are made from it, so they always agree. This module
+imports only the standard library, because every command of the command line loads it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.data_dir import data_directory
 from holdfast.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 LEVELS = ("debug", "info", "warning", "error")
 SHORTEST_TOKEN = 16
-MOST_TEXTS = 64  # of one list
+MOST_TEXTS = 64  # in one list
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\]")
 _ORIGIN = re.compile(r"https?://([a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")
@@ -31,10 +32,10 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing a server can be told.
+    """One setting of a server.
 
-    A secret has no flag: a command line is shown to every user of the machine. What opens the door has no variable:
-    nobody should have to search an environment for it.
+    A secret has no flag: every user of the machine can read a command line. A setting that removes authentication has
+    no variable: an open server must be visible in its command.
     """
 
     name: str
@@ -42,11 +43,11 @@ class Setting:
     variable: str | None
     default: Any
     help: str
-    kind: type  # str, int, float, bool, or tuple: several texts
-    separator: str  # between them in a variable
+    kind: type  # str, int, float, bool, or tuple for a list of texts
+    separator: str  # between the texts of a list in a variable
 
 
-def _told(
+def _config_field(
     default: Any,  # noqa: ANN401 - of the field's own type
     variable: str | None,
     help: str,
@@ -58,7 +59,7 @@ def _told(
     repr: bool = True,
 ) -> Any:  # noqa: ANN401 - a dataclass field
     """`flag` "": the field's own name; `shown`: how a default that depends on the machine is written in the docs."""
-    told = {
+    metadata = {
         "variable": variable,
         "help": help,
         "flag": flag,
@@ -66,101 +67,121 @@ def _told(
         "separator": separator,
         "least": least,
     }
-    return field(default=default, repr=repr, metadata=told)
+    return field(default=default, repr=repr, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What a server is told. `Config()` is the default of everything; `from_env` also looks at the environment."""
+    """The settings of a server. `Config()` has all defaults; `from_env` also reads the environment."""
 
-    host: str = _told("127.0.0.1", "HOLDFAST_HOST", "Address to listen on.")
-    port: int = _told(2323, "HOLDFAST_PORT", "Port to listen on; 0: any free one.", least=0)
-    store: str = _told(
+    host: str = _config_field("127.0.0.1", "HOLDFAST_HOST", "Address to listen on.")
+    port: int = _config_field(2323, "HOLDFAST_PORT", "Port to listen on; 0: any free one.", least=0)
+    store: str = _config_field(
         "memory:",
         "HOLDFAST_STORE",
-        "Where sessions are kept, as a URL.",
+        "URL of the store that keeps the sessions.",
         shown="a SQLite file in the data directory",
         repr=False,  # it may hold a password
     )
-    data: str = _told(
+    data: str = _config_field(
         "",
         "HOLDFAST_DATA",
         "The data directory: the server's token and its SQLite file.",
         shown="`$XDG_DATA_HOME/holdfast`, else `~/.local/share/holdfast`",
     )
-    token: str = _told(
+    token: str = _config_field(
         "",
         "HOLDFAST_TOKEN",
-        "The server's own token, which may do everything.",
+        "The server's own token, which has all rights.",
         flag=None,
-        shown="made at the first start",
+        shown="created at the first start",
         repr=False,
     )
-    token_file: str = _told(
+    token_file: str = _config_field(
         "", "HOLDFAST_TOKEN_FILE", "File with the server's token.", shown="`token` in the data directory"
     )
-    open: bool = _told(False, None, "Ask nobody for a key: whoever reaches the port may do everything. Loopback only.")
-    work_roots: tuple[str, ...] = _told(
+    open: bool = _config_field(
+        False, None, "Require no key: every client that reaches the port has all rights. Loopback only."
+    )
+    work_roots: tuple[str, ...] = _config_field(
         (),
         "HOLDFAST_WORK_ROOTS",
         "Directory under which sessions may have their work_dir; may be given several times.",
         flag="--work-root",
         separator=os.pathsep,
     )
-    names: tuple[str, ...] = _told(
+    names: tuple[str, ...] = _config_field(
         (),
         "HOLDFAST_NAMES",
-        "Name under which the server is reached besides localhost; may be given several times.",
+        "Host name of the server besides localhost; may be given several times.",
         flag="--name",
     )
-    origins: tuple[str, ...] = _told(
+    origins: tuple[str, ...] = _config_field(
         (),
         "HOLDFAST_ORIGINS",
         "Origin of web pages that may call the server (CORS); may be given several times.",
         flag="--origin",
     )
-    behind_proxy: bool = _told(False, "HOLDFAST_BEHIND_PROXY", "A proxy that speaks TLS is in front of this server.")
-    tls_cert: str = _told("", "HOLDFAST_TLS_CERT", "File with the TLS certificate (PEM).")
-    tls_key: str = _told("", "HOLDFAST_TLS_KEY", "File with the key of the TLS certificate (PEM).")
-    runs: int = _told(32, "HOLDFAST_RUNS", "Turns that run at the same time in this process.", least=1)
-    queue: int = _told(100, "HOLDFAST_QUEUE", "Messages that may wait in one session.", least=1)
-    body: int = _told(2 * MIB, "HOLDFAST_BODY", "Largest body of a request, in bytes.", least=1024)
-    large_body: int = _told(
-        24 * MIB, "HOLDFAST_LARGE_BODY", "The same for messages and imports, which carry files.", least=1024
+    behind_proxy: bool = _config_field(
+        False, "HOLDFAST_BEHIND_PROXY", "A proxy that speaks TLS is in front of this server."
     )
-    body_seconds: float = _told(30.0, "HOLDFAST_BODY_SECONDS", "Time for a body to arrive.", least=0.1)
-    streams_per_key: int = _told(16, "HOLDFAST_STREAMS_PER_KEY", "Open streams of one key.", least=1)
-    runs_per_key: int = _told(8, "HOLDFAST_RUNS_PER_KEY", "Requests of one key that wait for their run.", least=1)
-    rate: float = _told(500.0, "HOLDFAST_RATE", "Requests a second of one key; 0: no limit.", least=0)
-    burst: int = _told(1000, "HOLDFAST_BURST", "Requests of one key at once, before the rate holds.", least=1)
-    ping: float = _told(15.0, "HOLDFAST_PING", "Seconds of silence after which a stream sends a ping.", least=0.05)
-    stream_life: float = _told(
-        3600.0, "HOLDFAST_STREAM_LIFE", "Seconds after which a stream ends; its reader comes back.", least=1
+    tls_cert: str = _config_field("", "HOLDFAST_TLS_CERT", "File with the TLS certificate (PEM).")
+    tls_key: str = _config_field("", "HOLDFAST_TLS_KEY", "File with the key of the TLS certificate (PEM).")
+    runs: int = _config_field(32, "HOLDFAST_RUNS", "Turns that run at the same time in this process.", least=1)
+    queue: int = _config_field(100, "HOLDFAST_QUEUE", "Messages that may wait in one session.", least=1)
+    body: int = _config_field(2 * MIB, "HOLDFAST_BODY", "Largest body of a request, in bytes.", least=1024)
+    large_body: int = _config_field(
+        24 * MIB,
+        "HOLDFAST_LARGE_BODY",
+        "Largest body of a message or an import, in bytes.",
+        least=1024,
     )
-    drain: float = _told(10.0, "HOLDFAST_DRAIN", "Seconds that running turns get when the server is stopped.", least=0)
-    sweep_every: float = _told(60.0, "HOLDFAST_SWEEP_EVERY", "Seconds between two sweeps; 0: none.", least=0)
-    poll: float = _told(0.25, "HOLDFAST_POLL", "Seconds between two looks at what other servers wrote.", least=0.01)
-    lease_seconds: float = _told(
-        15.0, "HOLDFAST_LEASE_SECONDS", "Seconds until the run of a dead server is taken over.", flag=None, least=0.2
+    body_seconds: float = _config_field(30.0, "HOLDFAST_BODY_SECONDS", "Seconds for a body to arrive.", least=0.1)
+    streams_per_key: int = _config_field(16, "HOLDFAST_STREAMS_PER_KEY", "Open streams of one key.", least=1)
+    runs_per_key: int = _config_field(
+        8, "HOLDFAST_RUNS_PER_KEY", "Requests of one key that wait for their run.", least=1
     )
-    log_level: str = _told("info", "HOLDFAST_LOG_LEVEL", f"What is logged: {', '.join(LEVELS)}.")
+    rate: float = _config_field(500.0, "HOLDFAST_RATE", "Requests a second of one key; 0: no limit.", least=0)
+    burst: int = _config_field(1000, "HOLDFAST_BURST", "Requests of one key at once, before the rate applies.", least=1)
+    ping: float = _config_field(
+        15.0, "HOLDFAST_PING", "Seconds of silence after which a stream sends a ping.", least=0.05
+    )
+    stream_life: float = _config_field(
+        3600.0, "HOLDFAST_STREAM_LIFE", "Seconds after which a stream ends and its client reconnects.", least=1
+    )
+    drain: float = _config_field(
+        10.0, "HOLDFAST_DRAIN", "Seconds that running turns get when the server is stopped.", least=0
+    )
+    sweep_every: float = _config_field(60.0, "HOLDFAST_SWEEP_EVERY", "Seconds between two sweeps; 0: none.", least=0)
+    poll: float = _config_field(
+        0.25, "HOLDFAST_POLL", "Seconds between two polls for events of other servers.", least=0.01
+    )
+    lease_seconds: float = _config_field(
+        15.0,
+        "HOLDFAST_LEASE_SECONDS",
+        "Seconds until the run of a dead server is taken over.",
+        flag=None,
+        least=0.2,
+    )
+    log_level: str = _config_field("info", "HOLDFAST_LOG_LEVEL", f"Lowest level that is logged: {', '.join(LEVELS)}.")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: object) -> Config:
-        """A flag outranks its variable, and a variable the default. A flag that is None or empty was not given."""
-        told: dict[str, Any] = {}
+        """Return the settings. A flag outranks its variable, and a variable the default; a flag that is None or empty
+        was not given."""
+        values: dict[str, Any] = {}
         for setting in SETTINGS:
             given = flags.pop(setting.name, None)
             if given is not None and given != () and given != "":
-                told[setting.name] = tuple(given) if setting.kind is tuple else given  # type: ignore[arg-type]
+                values[setting.name] = tuple(given) if setting.kind is tuple else given  # type: ignore[arg-type]
             elif setting.variable and environ.get(setting.variable):
-                told[setting.name] = _read(setting, environ[setting.variable])
+                values[setting.name] = _parse_variable(setting, environ[setting.variable])
         if flags:
             raise InvalidArgument(f"unknown settings: {', '.join(sorted(flags))}")
-        told.setdefault("data", str(data_directory(environ)))
-        told.setdefault("store", f"sqlite:///{Path(told['data']).absolute() / 'sessions.db'}")
-        told.setdefault("token_file", str(Path(told["data"]) / "token"))
-        return cls(**told)
+        values.setdefault("data", str(data_directory(environ)))
+        values.setdefault("store", f"sqlite:///{Path(values['data']).absolute() / 'sessions.db'}")
+        values.setdefault("token_file", str(Path(values["data"]) / "token"))
+        return cls(**values)
 
     @property
     def is_loopback(self) -> bool:
@@ -172,7 +193,7 @@ class Config:
         return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
 
     def check(self) -> None:
-        """Refuse what makes no sense, and what would leave the door open."""
+        """Raise InvalidArgument for values that make no sense, or that would expose the server."""
         if self.open and not self.is_loopback:
             raise InvalidArgument(
                 f"--open asks nobody for a key, and {self.host} can be reached from outside: leave --open out, "
@@ -217,7 +238,7 @@ class Config:
                 raise InvalidArgument(f"{setting.flag} is given more than {MOST_TEXTS} times")
 
     def open_store(self) -> Store:
-        """The store, in a data directory that nobody else can look into."""
+        """Open the store; create the data directory, readable by this user only, if the store is in it."""
         from holdfast.stores.urls import open_store
 
         if self.data and self.store.startswith(f"sqlite:///{Path(self.data).absolute()}"):
@@ -234,41 +255,32 @@ class Config:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Whether only this machine can reach a server on this address."""
     if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return False  # a name: who knows where it leads
+        return False  # a name may resolve to any address
 
 
 def is_token(value: str) -> bool:
-    """Whether a server's own token is long enough, and of characters that travel in a header unchanged."""
+    """Whether a server's own token is long enough, and made of characters that a header keeps unchanged."""
     return SHORTEST_TOKEN <= len(value) <= 512 and _TOKEN.fullmatch(value) is not None
 
 
-def data_directory(environ: Mapping[str, str]) -> Path:
-    """Where this user's server keeps its things."""
-    base = environ.get("XDG_DATA_HOME", "")
-    if Path(base).is_absolute():  # the specification has relative ones ignored
-        return Path(base) / "holdfast"
-    home = environ.get("HOME")
-    return (Path(home) if home else Path.home()) / ".local" / "share" / "holdfast"
-
-
 def settings_table() -> str:
-    """The table of the documentation, in Markdown."""
+    """Return the table of the documentation, in Markdown."""
     lines = ["| flag | variable | default | |", "|---|---|---|---|"]
     for setting in SETTINGS:
         shown = next(each for each in fields(Config) if each.name == setting.name).metadata["shown"]
         flag = f"`{setting.flag}`" if setting.flag else ""
         variable = f"`{setting.variable}`" if setting.variable else ""
-        lines.append(f"| {flag} | {variable} | {shown or _shown(setting.default)} | {setting.help} |")
+        lines.append(f"| {flag} | {variable} | {shown or _format_default(setting.default)} | {setting.help} |")
     return "\n".join(lines) + "\n"
 
 
-def _shown(default: object) -> str:
+def _format_default(default: object) -> str:
     if default in ("", ()):
         return "none"
     if isinstance(default, bool):
@@ -276,8 +288,8 @@ def _shown(default: object) -> str:
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
-def _read(setting: Setting, text: str) -> object:
-    """What a variable says."""
+def _parse_variable(setting: Setting, text: str) -> object:
+    """Return the value of a variable; raise InvalidArgument if it does not fit the setting."""
     if setting.kind is tuple:
         return tuple(each.strip() for each in text.split(setting.separator) if each.strip())
     if setting.kind is bool:
@@ -301,23 +313,23 @@ def _check_number(setting: Setting, value: object) -> None:
         raise InvalidArgument(f"{name} {value:g} is too small: use at least {least:g}")
 
 
-def _settings() -> tuple[Setting, ...]:
+def _collect_settings() -> tuple[Setting, ...]:
     found = []
     for each in fields(Config):
-        told = each.metadata
-        flag = f"--{each.name.replace('_', '-')}" if told["flag"] == "" else told["flag"]
+        metadata = each.metadata
+        flag = f"--{each.name.replace('_', '-')}" if metadata["flag"] == "" else metadata["flag"]
         found.append(
             Setting(
                 name=each.name,
                 flag=flag,
-                variable=told["variable"],
+                variable=metadata["variable"],
                 default=each.default,
-                help=told["help"],
+                help=metadata["help"],
                 kind=type(each.default),
-                separator=told["separator"],
+                separator=metadata["separator"],
             )
         )
     return tuple(found)
 
 
-SETTINGS = _settings()
+SETTINGS = _collect_settings()

@@ -1,4 +1,4 @@
-"""Every failure as the one JSON error: `{"error": text, "code": code, "request_id": id}`, and never a traceback."""
+"""Errors as JSON: every failure is `{"error": text, "code": code, "request_id": id}`, and never a traceback."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from holdfast.errors import AgentError, ProviderError, StoreError
-from holdfast.server.logging import fields, log
+from holdfast.server.logging import extra_fields, log
 from holdfast.server.metrics import Metrics
 
 REQUEST_ID = "holdfast.request_id"  # in the scope of a request
-LONGEST = 1000  # characters of an error's text
+MAX_ERROR_TEXT = 1000  # characters of an error's text
 UNEXPECTED = "internal error: see the server's log"
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 _HTTP_TEXTS = {404: "there is nothing at this address", 405: "this address does not take this method"}
 
 
 class ErrorBody(BaseModel):
-    """What every failure looks like. Match on the code, never on the text."""
+    """The body of every failure. Match on the code, never on the text."""
 
     error: str = Field(description="What is wrong, and what to do next.")
     code: str = Field(description="Stable: what a program should look at.")
@@ -38,12 +38,12 @@ class ErrorBody(BaseModel):
 
 
 def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, Any]]:
-    """The status and the JSON of an error."""
+    """Return the status and the JSON of an error."""
     body: dict[str, Any] = {"error": UNEXPECTED, "code": "internal_error", "request_id": request_id}
     status = 500
     if isinstance(error, RequestValidationError):
         status, body["code"] = 400, "invalid_argument"
-        body["error"], body["field"] = _invalid(error)
+        body["error"], body["field"] = _first_problem(error)
     elif isinstance(error, HTTPException):
         status = error.status_code
         body["error"] = _HTTP_TEXTS.get(status, str(error.detail))
@@ -52,83 +52,83 @@ def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, An
         status, body["code"], body["error"] = error.status, error.code, str(error)
         if isinstance(field := getattr(error, "field", None), str):
             body["field"] = field
-        if (wait := _wait(error)) is not None:
+        if (wait := _retry_seconds(error)) is not None:
             body["retry_after"] = wait
         if details := {name: value for name, value in error.details.items() if name not in body}:
-            body["details"] = _sendable(details)
-    body["error"] = _sendable(body["error"][:LONGEST])
+            body["details"] = _make_sendable(details)
+    body["error"] = _make_sendable(body["error"][:MAX_ERROR_TEXT])
     return status, body
 
 
 def error_response(error: BaseException, request_id: str) -> Response:
-    """The answer to send for an error, also from outside of FastAPI."""
+    """Return the answer for an error, also from outside of FastAPI."""
     status, body = error_body(error, request_id)
-    headers = dict(getattr(error, "headers", None) or {})  # the methods that would be allowed
+    headers = dict(getattr(error, "headers", None) or {})  # a 405 names the allowed methods
     if "retry_after" in body:
         headers["Retry-After"] = str(max(1, math.ceil(body["retry_after"])))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status in (408, 413):
-        headers["Connection"] = "close"  # the rest of the body is not waited for
+        headers["Connection"] = "close"  # the server does not wait for the rest of the body
     return Response(orjson.dumps(body), status, headers, "application/json")
 
 
-def install(app: FastAPI) -> None:
-    """Answer every failure inside the app in our shape; what nobody expected is noted by the guard around it."""
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every failure inside the app as JSON; the middleware around the app logs unexpected exceptions."""
 
-    async def answer(request: Request, error: Exception) -> Response:
-        count(error, request.app.state.server.metrics)
+    async def answer_error(request: Request, error: Exception) -> Response:
+        count_error(error, request.app.state.server.metrics)
         return error_response(error, request_id_of(request))
 
-    async def leave(request: Request, error: Exception) -> Response:
-        # Nobody is there to read it.
+    async def ignore_disconnect(request: Request, error: Exception) -> Response:
+        # The client is gone, so this answer is never read.
         return Response(status_code=499)
 
     for kind in (AgentError, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, answer)
-    app.add_exception_handler(ClientDisconnect, leave)
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(ClientDisconnect, ignore_disconnect)
 
 
-def count(error: BaseException, metrics: Metrics) -> None:
-    """Note what is wrong on our side. What a client did wrong is in its answer and in the access log."""
+def count_error(error: BaseException, metrics: Metrics) -> None:
+    """Count and log a fault of the server. A client's mistake is in its answer and in the access log."""
     if isinstance(error, StoreError):
         metrics.store_errors.labels(error.code).inc()
-        log.warning("the store failed", extra=fields(code=error.code))
+        log.warning("the store failed", extra=extra_fields(code=error.code))
     elif isinstance(error, AgentError) and error.status >= 500 and not isinstance(error, ProviderError):
-        log.warning("a request failed", extra=fields(code=error.code))
+        log.warning("a request failed", extra=extra_fields(code=error.code))
 
 
-def unexpected(error: BaseException, *, metrics: Metrics, where: str) -> None:
-    """Note an exception nobody expected, by its class and the lines it passed: its text may hold content."""
+def log_unexpected_error(error: BaseException, *, metrics: Metrics, where: str) -> None:
+    """Count and log an unexpected exception by its class and its traceback lines: its text may hold content."""
     metrics.unexpected_errors.inc()
-    log.error("an unexpected error", exc_info=error, extra=fields(where=where))
+    log.error("an unexpected error", exc_info=error, extra=extra_fields(where=where))
 
 
 def request_id_of(request: Request | Scope) -> str:
-    """The id the guard gave to this request."""
+    """Return the id that the middleware gave to this request."""
     scope = request.scope if isinstance(request, Request) else request
     return str(scope.get(REQUEST_ID, ""))
 
 
-def _sendable(value: Any) -> Any:  # noqa: ANN401 - a JSON value
-    """A text may quote what cannot be sent: half a character of a file name, say."""
+def _make_sendable(value: Any) -> Any:  # noqa: ANN401 - a JSON value
+    """Return a value that can be encoded as JSON: a text may quote half a character of a file name."""
     if isinstance(value, dict):
-        return {name: _sendable(each) for name, each in value.items()}
+        return {name: _make_sendable(each) for name, each in value.items()}
     if isinstance(value, list):
-        return [_sendable(each) for each in value]
+        return [_make_sendable(each) for each in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def _wait(error: AgentError) -> float | None:
+def _retry_seconds(error: AgentError) -> float | None:
     wait = getattr(error, "retry_after", None)
     if isinstance(wait, int | float) and math.isfinite(wait):
         return max(0.0, float(wait))
-    # A store that is away comes back, or does not: trying again soon is right either way.
+    # An unavailable store may be back soon, so a retry after one second is right.
     return 1.0 if isinstance(error, StoreError) and error.status == 503 else None
 
 
-def _invalid(error: RequestValidationError) -> tuple[str, str | None]:
-    """What pydantic found first, without what was sent."""
+def _first_problem(error: RequestValidationError) -> tuple[str, str | None]:
+    """Return the first problem that pydantic found and its field, without the value that was sent."""
     found = error.errors()
     first: Mapping[str, Any] = found[0] if found else {"loc": (), "msg": "invalid input"}
     places = [str(each) for each in first["loc"]]
@@ -140,14 +140,14 @@ def _invalid(error: RequestValidationError) -> tuple[str, str | None]:
     return (f"{field}: {message}{more}" if field else f"{message}{more}"), field
 
 
-def _documented(status: int, description: str, code: str, text: str, **more: object) -> dict[str, Any]:
+def _document_error(status: int, description: str, code: str, text: str, **more: object) -> dict[str, Any]:
     example = {"error": text, "code": code, "request_id": "01JD3V9M5QW8YB7TCKZ4N2E6RH", **more}
     return {"model": ErrorBody, "description": description, "content": {"application/json": {"example": example}}}
 
 
 # For `responses=` of a router.
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: _documented(status, description, code, text, **more)
+    status: _document_error(status, description, code, text, **more)
     for status, description, code, text, more in (
         (400, "Bad input", "invalid_argument", "title: Input should be a valid string", {"field": "title"}),
         (401, "No valid key", "unauthorized", "a valid key is needed: send 'Authorization: Bearer KEY'", {}),

@@ -1,9 +1,9 @@
-"""The same Idempotency-Key and the same body get the same answer, for a day.
+"""Idempotency: the same Idempotency-Key and the same body get the same answer, for a day.
 
-The first request puts a mark that runs out by itself, so that a server that dies does not block its key for ever; the
-mark is renewed while the request runs, and replaced by the answer when it is done. Only what succeeded is kept: after a
-failure the same request may be tried again. An answer tells of a session or of memories, so it goes when these are
-deleted or forgotten, and is encrypted where the store is.
+The first request puts a mark that expires by itself, so that a server that dies does not block its key for ever. The
+mark is renewed while the request runs, and replaced by the answer at its end. Only answers of success are kept: after a
+failure the same request may be tried again. An answer shows a session or memories, so it is dropped when these are
+deleted or forgotten, and it is encrypted if the store is.
 """
 
 from __future__ import annotations
@@ -18,35 +18,37 @@ from fastapi import Request
 from starlette.responses import Response
 
 from holdfast.concurrency import off_thread
-from holdfast.errors import InvalidArgument, KeyInUse, KeyReused, StoreError
+from holdfast.errors import AgentExists, InvalidArgument, KeyInUse, KeyReused, SessionExists, StoreError
 from holdfast.log import codec
 from holdfast.log.identifiers import is_id
-from holdfast.memory.memory_log import place_of
-from holdfast.server.auth import Who
-from holdfast.server.errors import count
+from holdfast.memory.memory_log import memory_log_key
+from holdfast.server.auth import Caller
+from holdfast.server.errors import count_error
 from holdfast.stores.base import Store
 from holdfast.stores.encryption import WRAPPED
 
-SPACE = "answers"
-ABOUT = "answers-about"  # which answers tell of a session besides those to requests about it
-KEPT = 24 * 3600 * 1_000_000  # microseconds
-RUNNING = 60 * 1_000_000
-RENEWED = 20.0  # seconds
-LARGEST = 1024 * 1024  # bytes of an answer that is kept
+ANSWERS = "answers"
+NEW_IDS = "made"  # key-value space: the id that a key creates something under
+ANSWER_LINKS = "answers-about"  # the answers that show a session, besides answers to requests on its path
+ANSWER_LIFETIME = 24 * 3600 * 1_000_000  # microseconds
+MARK_LIFETIME = 60 * 1_000_000
+RENEWAL_SECONDS = 20.0  # seconds
+MAX_ANSWER_BYTES = 1024 * 1024  # bytes of an answer that is kept
 HEADER = b"idempotency-key"
 HEADERS_KEPT = ("content-type", "location")
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
-def own_answers(endpoint: Endpoint) -> Endpoint:
-    """Mark an endpoint that honours Idempotency-Key by itself."""
+def handles_idempotency_itself(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint that handles Idempotency-Key itself."""
     endpoint.own_answers = True  # type: ignore[attr-defined]
     return endpoint
 
 
 def key_of(request: Request) -> str | None:
-    """The Idempotency-Key of a request: 1 to 255 printable ASCII characters."""
+    """Return the Idempotency-Key of a request, of 1 to 255 printable ASCII characters; None without one."""
     found = [value for name, value in request.scope["headers"] if name == HEADER]
     if not found:
         return None
@@ -56,88 +58,116 @@ def key_of(request: Request) -> str | None:
     return key
 
 
-def scope_of(request: Request, who: Who) -> str | None:
-    """What a key is unique in, besides the tenant: the user, and what is asked for. The same for every retry."""
+def scope_of(request: Request, caller: Caller) -> str | None:
+    """Return the key of a request made unique to its user, method and path; the same for every retry."""
     key = key_of(request)
     if key is None:
         return None
     path: str = request.scope["path"]
-    return sha256(codec.encode([who.user, request.method, path, key])).hexdigest()
+    return sha256(codec.encode([caller.user, request.method, path, key])).hexdigest()
 
 
-def forget_session(store: Store, session_id: str) -> None:
-    """Drop the answers that tell of a session: it was deleted, erased, or something of it redacted. Blocks."""
-    for space in (SPACE, ABOUT):
-        prefix, after = _of_session(session_id), _of_session(session_id)
-        while page := [each for each in store.slips(space, after=after) if each[0].startswith(prefix)]:
+def create_once(
+    caller: Caller, request: Request, wanted_id: str | None, find: Callable[[str], T | None], create: Callable[[str], T]
+) -> T:
+    """Return what `create` creates under the wanted id or a new one; or what an earlier try of this request created.
+
+    A server may die after it has created something and before it has stored its answer. So the id is stored under the
+    key first: a retry finds the id, and `find` returns what was created under it.
+    """
+    store, place = caller.store, scope_of(request, caller)
+    id = wanted_id or store.clock.new_id()
+    if place is None:
+        return create(id)
+    expires = store.clock.now() + ANSWER_LIFETIME
+    stored_id = store.kv_put(NEW_IDS, place, id.encode(), only_new=True, expires=expires)
+    if stored_id is not None and (wanted_id is None or stored_id == wanted_id.encode()):
+        id = stored_id.decode()
+        existing = find(id)
+        if existing is not None:
+            return existing
+    elif stored_id is not None:  # an earlier request with this key wanted another id, and failed
+        store.kv_put(NEW_IDS, place, id.encode(), expires=expires)
+    try:
+        return create(id)
+    except (AgentExists, SessionExists):
+        store.kv_delete(NEW_IDS, place)  # another request created it: a retry must not take it for its own
+        raise
+
+
+def drop_session_answers(store: Store, session_id: str) -> None:
+    """Drop the answers that show a session that was deleted, erased or redacted. Blocks."""
+    for space in (ANSWERS, ANSWER_LINKS):
+        prefix, after = _session_prefix(session_id), _session_prefix(session_id)
+        while page := [each for each in store.kv_list(space, after=after) if each[0].startswith(prefix)]:
             for key, value in page:
-                if space == ABOUT:
-                    store.drop_slip(SPACE, value.decode())
-                store.drop_slip(space, key)
+                if space == ANSWER_LINKS:
+                    store.kv_delete(ANSWERS, value.decode())
+                store.kv_delete(space, key)
             after = page[-1][0]
 
 
-def tells_of_memories(response: Response, user_id: str | None, app_name: str | None) -> Response:
-    """Mark an answer that shows memories, so that it goes when one of them is forgotten."""
-    response.about = _memories_of(user_id, app_name)  # type: ignore[attr-defined]
+def tag_with_memories(response: Response, user_id: str | None, app_name: str | None) -> Response:
+    """Mark an answer that shows memories, so that it is dropped when one of them is forgotten."""
+    response.about = _memories_key(user_id, app_name)  # type: ignore[attr-defined]
     return response
 
 
-def forget_memories(store: Store, user_id: str | None, app_name: str | None) -> None:
-    """Drop the answers that show memories of a user, or of an app where they are nobody's. Blocks."""
-    forget_session(store, _memories_of(user_id, app_name))
+def drop_memory_answers(store: Store, user_id: str | None, app_name: str | None) -> None:
+    """Drop the answers that show memories of a user, or memories of an app without a user. Blocks."""
+    drop_session_answers(store, _memories_key(user_id, app_name))
 
 
-def _memories_of(user_id: str | None, app_name: str | None) -> str:
-    return "\nmemories " + sha256(codec.encode(list(place_of(user_id, app_name)))).hexdigest()
+def _memories_key(user_id: str | None, app_name: str | None) -> str:
+    return "\nmemories " + sha256(codec.encode(list(memory_log_key(user_id, app_name)))).hexdigest()
 
 
-def _of_session(session_id: str) -> str:
+def _session_prefix(session_id: str) -> str:
     return f"{session_id}\n"  # no id has a line break in it
 
 
-async def once(request: Request, who: Who, run: Callable[[], Awaitable[Response]]) -> Response:
-    """Run a request, or give the answer that it got before."""
-    key, scope = key_of(request), scope_of(request, who)
+async def answer_once(request: Request, caller: Caller, run: Callable[[], Awaitable[Response]]) -> Response:
+    """Run a request, or return the answer that its key got before."""
+    key, scope = key_of(request), scope_of(request, caller)
     if key is None or scope is None:
         return await run()
     session_id: str = request.path_params.get("session_id", "")
-    answers = _Answers(who.store, _of_session(session_id) + scope if is_id(session_id) else scope)
+    answers = _AnswerRecord(caller.store, _session_prefix(session_id) + scope if is_id(session_id) else scope)
     digest = sha256(request.scope["query_string"] + b"\n" + await request.body()).hexdigest()
-    found = await off_thread(answers.begin, digest)
+    found = await off_thread(answers.put_mark, digest)
     if found is not None:
         if found["digest"] != digest:
             raise KeyReused(request.scope["path"], key)
         if "status" not in found:
             raise KeyInUse(key)
-        return _again(found)
-    renewal = asyncio.create_task(answers.renew(digest))
+        return _replay_answer(found)
+    renewal = asyncio.create_task(answers.renew_until_cancelled(digest))
     try:
         response = await run()
     except Exception:
-        await off_thread(answers.forget)
+        await off_thread(answers.drop_mark)
         raise
     finally:
         renewal.cancel()
         with suppress(asyncio.CancelledError):
-            await renewal  # it must not write after what comes next
+            await renewal  # it must not write a mark over the answer
     body = getattr(response, "body", None)
-    if response.status_code >= 300 or not isinstance(body, bytes) or len(body) > LARGEST:
-        await off_thread(answers.forget)
+    if response.status_code >= 300 or not isinstance(body, bytes) or len(body) > MAX_ANSWER_BYTES:
+        await off_thread(answers.drop_mark)
         return response
     headers = {name: response.headers[name] for name in HEADERS_KEPT if name in response.headers}
     kept = {"digest": digest, "status": response.status_code, "headers": headers, "body": body.decode()}
-    about = getattr(response, "about", None) or _new_session(body)
+    about = getattr(response, "about", None) or _find_session_id(body)
     try:
-        await off_thread(answers.keep, kept, about if about != session_id else None)
+        await off_thread(answers.store_answer, kept, about if about != session_id else None)
     except StoreError as error:
-        # What was asked for is done and stored; that a retry will not know it is no reason to hide it.
-        count(error, request.app.state.server.metrics)
+        # The request has succeeded and is stored: the client gets its answer, though a retry will not find it.
+        count_error(error, request.app.state.server.metrics)
     return response
 
 
-def _new_session(body: bytes) -> str | None:
-    """The id of the session that an answer shows."""
+def _find_session_id(body: bytes) -> str | None:
+    """Return the id of the session that an answer shows."""
     try:
         found = codec.decode(body)
     except ValueError:
@@ -146,56 +176,64 @@ def _new_session(body: bytes) -> str | None:
     return found["id"] if is_session and is_id(found["id"]) else None
 
 
-def _again(kept: dict[str, Any]) -> Response:
+def _replay_answer(kept: dict[str, Any]) -> Response:
     response = Response(kept["body"].encode(), kept["status"], kept["headers"])
     response.headers["Idempotency-Replayed"] = "true"
     return response
 
 
-class _Answers:
-    """The slip of one key."""
+class _AnswerRecord:
+    """The stored entry of one key: a mark, then the answer."""
 
     def __init__(self, store: Store, place: str) -> None:
-        self._store, self._place = store, place
+        self._store, self._entry_key = store, place
 
-    def begin(self, digest: str) -> dict[str, Any] | None:
-        """Put the mark; or what is there already."""
-        found = self._store.put_slip(SPACE, self._place, self._mark(digest), only_new=True, expires=self._in(RUNNING))
+    def put_mark(self, digest: str) -> dict[str, Any] | None:
+        """Put the mark and return None; or return the entry that is there already."""
+        found = self._store.kv_put(
+            ANSWERS,
+            self._entry_key,
+            self._encode_mark(digest),
+            only_new=True,
+            expires=self._expiry_after(MARK_LIFETIME),
+        )
         if found is None:
             return None
-        opened: dict[str, Any] = codec.decode(_opened(self._store, found, self._place))
+        opened: dict[str, Any] = codec.decode(_decrypt_answer(self._store, found, self._entry_key))
         return opened
 
-    async def renew(self, digest: str) -> None:
+    async def renew_until_cancelled(self, digest: str) -> None:
         while True:
-            await asyncio.sleep(RENEWED)
-            with suppress(StoreError):  # the next one may succeed, and the answer itself will tell
-                await off_thread(self._renew, digest)
+            await asyncio.sleep(RENEWAL_SECONDS)
+            with suppress(StoreError):  # the next renewal may succeed
+                await off_thread(self._renew_mark, digest)
 
-    def _renew(self, digest: str) -> None:
-        self._store.put_slip(SPACE, self._place, self._mark(digest), expires=self._in(RUNNING))
+    def _renew_mark(self, digest: str) -> None:
+        self._store.kv_put(
+            ANSWERS, self._entry_key, self._encode_mark(digest), expires=self._expiry_after(MARK_LIFETIME)
+        )
 
-    def keep(self, answer: dict[str, Any], about: str | None) -> None:
-        expires = self._in(KEPT)
-        if about is not None:  # before the answer: none must be left that nobody would find
-            digest = sha256(self._place.encode()).hexdigest()
-            self._store.put_slip(ABOUT, _of_session(about) + digest, self._place.encode(), expires=expires)
-        value = _sealed(self._store, codec.encode(answer), self._place)
-        self._store.put_slip(SPACE, self._place, value, expires=expires)
+    def store_answer(self, answer: dict[str, Any], about: str | None) -> None:
+        expires = self._expiry_after(ANSWER_LIFETIME)
+        if about is not None:  # before the answer: an answer without its link could not be dropped
+            digest = sha256(self._entry_key.encode()).hexdigest()
+            self._store.kv_put(ANSWER_LINKS, _session_prefix(about) + digest, self._entry_key.encode(), expires=expires)
+        value = _encrypt_answer(self._store, codec.encode(answer), self._entry_key)
+        self._store.kv_put(ANSWERS, self._entry_key, value, expires=expires)
 
-    def forget(self) -> None:
-        with suppress(StoreError):  # the mark runs out by itself
-            self._store.drop_slip(SPACE, self._place)
+    def drop_mark(self) -> None:
+        with suppress(StoreError):  # the mark expires by itself
+            self._store.kv_delete(ANSWERS, self._entry_key)
 
-    def _mark(self, digest: str) -> bytes:
-        return _sealed(self._store, codec.encode({"digest": digest}), self._place)
+    def _encode_mark(self, digest: str) -> bytes:
+        return _encrypt_answer(self._store, codec.encode({"digest": digest}), self._entry_key)
 
-    def _in(self, microseconds: int) -> int:
-        return self._store.ids.now() + microseconds
+    def _expiry_after(self, microseconds: int) -> int:
+        return self._store.clock.now() + microseconds
 
 
-def _sealed(store: Store, value: bytes, place: str) -> bytes:
-    """An answer holds content: in an encrypted store it is encrypted as well, with a key of its own."""
+def _encrypt_answer(store: Store, value: bytes, place: str) -> bytes:
+    """Return the bytes to store: in an encrypted store an answer is encrypted with a key of its own."""
     keys = getattr(store, "_keys", None)
     if keys is None or not keys.has_master:
         return b"\0" + value
@@ -204,7 +242,7 @@ def _sealed(store: Store, value: bytes, place: str) -> bytes:
     return sealed
 
 
-def _opened(store: Store, value: bytes, place: str) -> bytes:
+def _decrypt_answer(store: Store, value: bytes, place: str) -> bytes:
     if value[:1] == b"\0":
         return value[1:]
     key = store._keys.vault.unwrap(value[1 : 1 + WRAPPED], place.encode())  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""What the server says about itself: one JSON object a line on stderr, never with content, never with a key.
+"""The log of the server: one JSON object per line on stderr, never with content, never with a key.
 
-Whoever logs gives a fixed text and facts beside it (`extra=fields(...)`). An exception is told by its class and the
-lines it passed, not by its text, which may quote what a user wrote.
+A log call has a fixed text and facts beside it (`extra=extra_fields(...)`). An exception is logged by its class and its
+traceback lines, not by its text, which may quote what a user wrote.
 """
 
 from __future__ import annotations
@@ -18,53 +18,58 @@ from typing import IO, Any
 
 import orjson
 
-from holdfast.clock import REAL
-from holdfast.log.events import to_datetime
-from holdfast.models.provider_errors import redacted
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.log.times import to_datetime
+from holdfast.models.provider_errors import redact_secrets
 
 log = logging.getLogger("holdfast.server")
-access = logging.getLogger("holdfast.access")
+access_log = logging.getLogger("holdfast.access")
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-LONGEST = 2000  # characters of one text
-DEEPEST = 20  # lines of a traceback
+MAX_TEXT = 2000  # characters of one text
+MAX_TRACE_LINES = 20  # lines of a traceback
 LOGGERS = ("holdfast", "uvicorn")
 
 
-def fields(**facts: object) -> dict[str, Any]:
-    """For `extra=`: facts that become fields of the line."""
+def extra_fields(**facts: object) -> dict[str, Any]:
+    """Return facts for `extra=`; they become fields of the line."""
     return {"fields": facts}
 
 
-def setup(level: str, *, secrets: Iterable[str] = (), stream: IO[str] | None = None) -> None:
-    """Send what holdfast and uvicorn log to stderr. `secrets` are removed wherever they turn up."""
-    handler = Sink(stream or sys.stderr)
-    handler.setFormatter(Lines(secrets))
+def configure_logging(level: str, *, secrets: Iterable[str] = (), stream: IO[str] | None = None) -> None:
+    """Send the logs of holdfast and uvicorn to stderr. `secrets` are removed from every text."""
+    handler = LineHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(secrets))
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
         logger.setLevel(level.upper())
-    # It writes whole addresses, with whatever somebody put into them; the guard has its own line for a request.
+    # It logs whole addresses, with any text that a client put there; the middleware logs each request itself.
     logging.getLogger("uvicorn.access").setLevel(logging.CRITICAL + 1)
 
 
-def note_request(level: int, facts: dict[str, Any]) -> None:
-    """One line for a request. There is one for every request, so it goes past the records of `logging`, which cost more
-    than the rest of the way; nothing in it comes from outside unchecked, so nothing has to be cleaned."""
-    if not access.isEnabledFor(level):
+def log_request(level: int, facts: dict[str, Any]) -> None:
+    """Write the line of a request. Every request has one, so it bypasses the records of `logging`, which cost more than
+    all other steps. Every value in it is checked already, so nothing has to be cleaned."""
+    if not access_log.isEnabledFor(level):
         return
     for handler in logging.getLogger(LOGGERS[0]).handlers:
-        if isinstance(handler, Sink):
+        if isinstance(handler, LineHandler):
             name = logging.getLevelName(level).lower()
-            line = {"time": to_datetime(REAL.now()), "level": name, "logger": access.name, "message": "request"}
+            line = {
+                "time": to_datetime(SYSTEM_CLOCK.now()),
+                "level": name,
+                "logger": access_log.name,
+                "message": "request",
+            }
             handler.write(orjson.dumps(line | facts).decode())
             return
-    access.log(level, "request", extra={"fields": facts})
+    access_log.log(level, "request", extra={"fields": facts})
 
 
-class Sink(logging.StreamHandler[IO[str]]):
-    """Where the lines go."""
+class LineHandler(logging.StreamHandler[IO[str]]):
+    """A stream handler that can also write a finished line."""
 
     def write(self, line: str) -> None:
         try:
@@ -72,11 +77,11 @@ class Sink(logging.StreamHandler[IO[str]]):
                 self.stream.write(line + self.terminator)
                 self.flush()
         except (OSError, ValueError):
-            pass  # whoever read the log is gone: requests are served all the same
+            pass  # the reader of the log is gone: requests are served all the same
 
 
-class Lines(logging.Formatter):
-    """A record as one line of JSON."""
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
@@ -93,30 +98,30 @@ class Lines(logging.Formatter):
             line["request_id"] = asked
         line |= getattr(record, "fields", {})
         if record.exc_info and record.exc_info[1] is not None:
-            line |= told(record.exc_info[1])
-        # ASCII only: a line break of another alphabet, or a control character, is no way out of the line.
-        text = json.dumps({key: self._clean(value) for key, value in line.items()}, default=_name_of)
+            line |= describe_exception(record.exc_info[1])
+        # ASCII only, so that no Unicode line break or control character can end the line.
+        text = json.dumps({key: self._clean_value(value) for key, value in line.items()}, default=_type_name)
         return text.replace("\x7f", "\\u007f")
 
-    def _clean(self, value: object) -> object:
+    def _clean_value(self, value: object) -> object:
         if isinstance(value, list | tuple):
-            return [self._clean(each) for each in value]
+            return [self._clean_value(each) for each in value]
         if not isinstance(value, str):
             return value
         for secret in self._secrets:
             value = value.replace(secret, "[removed]")
-        return redacted(value[:LONGEST])
+        return redact_secrets(value[:MAX_TEXT])
 
 
-def told(error: BaseException) -> dict[str, Any]:
-    """An exception without its text: its class, and where it came from."""
-    frames = traceback.extract_tb(error.__traceback__)[-DEEPEST:]
+def describe_exception(error: BaseException) -> dict[str, Any]:
+    """Return an exception without its text: its class and its traceback lines."""
+    frames = traceback.extract_tb(error.__traceback__)[-MAX_TRACE_LINES:]
     return {
         "error": f"{type(error).__module__}.{type(error).__qualname__}",
         "trace": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
     }
 
 
-def _name_of(value: object) -> str:
-    """What is no JSON is not shown: its `repr` may hold anything."""
+def _type_name(value: object) -> str:
+    """Return the type of a value that is no JSON: its `repr` may hold content."""
     return f"({type(value).__name__})"

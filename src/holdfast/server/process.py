@@ -1,7 +1,7 @@
-"""The server as a process: uvicorn around the application, and an end that loses nothing.
+"""The server as a process: uvicorn around the application, and a shutdown that loses nothing.
 
-uvicorn runs the lifespan's end only after all connections are closed, so streams must end before it: the first SIGTERM
-ends them, with a word to the client to come back, and intake stops with it.
+uvicorn ends the lifespan only after all connections are closed, so streams must end first: the first SIGTERM stops the
+intake and ends the streams, each with a hint to the client to reconnect.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastapi import FastAPI
 
 from holdfast.server.app import Server, create_app
 from holdfast.server.config import Config
-from holdfast.server.http.header_limits import LimitedHeads
+from holdfast.server.http.header_limits import HeaderLimits
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which ends the streams when it is told to stop."""
+    """uvicorn's server, which also ends the streams when it stops."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
@@ -35,7 +35,7 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        self._captured_signals.clear()  # they were obeyed: raised again, they would end the process before its time
+        self._captured_signals.clear()  # handled already: uvicorn would raise them again and end the process too early
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.stop()
@@ -57,9 +57,9 @@ def uvicorn_config(app: FastAPI, config: Config, **more: Any) -> uvicorn.Config:
         "server_header": False,
         "date_header": False,
         "proxy_headers": config.behind_proxy,
-        "timeout_graceful_shutdown": int(config.drain) + 3,  # what waits for a run is answered before that
+        "timeout_graceful_shutdown": int(config.drain) + 3,  # requests that wait for a run are answered before that
         "timeout_keep_alive": 30,
-        "http": LimitedHeads,
+        "http": HeaderLimits,
         "ssl_certfile": config.tls_cert,
         "ssl_keyfile": config.tls_key,
         **more,
@@ -67,17 +67,17 @@ def uvicorn_config(app: FastAPI, config: Config, **more: Any) -> uvicorn.Config:
     return uvicorn.Config(app, **options)
 
 
-def run(server: Server, *, sockets: list[socket.socket] | None = None) -> None:
+def run_server(server: Server, *, sockets: list[socket.socket] | None = None) -> None:
     """Serve until SIGTERM or SIGINT."""
     DrainingServer(uvicorn_config(create_app(server), server.config), server).run(sockets)
 
 
-def bound(config: Config) -> list[socket.socket]:
-    """The socket to listen on, bound now: so that a port that is taken is a clear error, and port 0 has a number."""
+def bind_sockets(config: Config) -> list[socket.socket]:
+    """Return the bound socket to listen on: a port that is taken is a clear error, and port 0 gets its number."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with _closing_on_error(listening):
+    with _close_on_error(listening):
         listening.bind((config.host, config.port))
         listening.listen(1024)
         listening.set_inheritable(False)
@@ -85,7 +85,7 @@ def bound(config: Config) -> list[socket.socket]:
 
 
 @contextlib.contextmanager
-def _closing_on_error(listening: socket.socket) -> Iterator[None]:
+def _close_on_error(listening: socket.socket) -> Iterator[None]:
     try:
         yield
     except BaseException:

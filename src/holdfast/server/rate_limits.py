@@ -1,7 +1,7 @@
-"""How much one key, or one address without a key, may ask for.
+"""Limits per key, and per address for requests without a valid key.
 
-Kept in memory, so each server counts for itself. What is counted per key is bounded by the number of keys; what is
-counted per address is thrown away with the oldest address.
+The counts are in memory, so each server counts for itself. Counts per key are bounded by the number of keys; counts per
+address are bounded by dropping the oldest address.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections import OrderedDict
 from collections.abc import Callable
 from types import TracebackType
 
-from holdfast.clock import REAL, Ids
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import TooManyRequests
 from holdfast.server.config import Config
 from holdfast.server.metrics import Metrics
 
 MOST_BUCKETS = 10_000
 FAILURES_A_SECOND, FAILURES_AT_ONCE = 5.0, 50  # of one address that has no valid key
-SLOT_FREE_IN = 1.0  # a guess: nobody knows when a stream or a run ends
+SLOT_RETRY_SECONDS = 1.0  # a guess: the end of a stream or a run is unknown
 
 
 class Buckets:
     """Token buckets by name: each is full at first, loses one for a request, and fills up again with time."""
 
-    def __init__(self, rate: float, burst: float, *, ids: Ids = REAL, most: int = MOST_BUCKETS) -> None:
-        self.rate, self.burst, self._ids, self._most = rate, burst, ids, most
+    def __init__(self, rate: float, burst: float, *, clock: Clock = SYSTEM_CLOCK, most: int = MOST_BUCKETS) -> None:
+        self.rate, self.burst, self._clock, self._most = rate, burst, clock, most
         self._lock = threading.Lock()
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what was left, and when
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens left, and the time of that count
 
-    def take(self, name: str) -> float:
-        """Seconds to wait; 0: one was taken."""
-        now = self._ids.elapsed()
+    def take_token(self, name: str) -> float:
+        """Take a token and return 0; without a token return the seconds to wait."""
+        now = self._clock.monotonic()
         with self._lock:
             left, since = self._left.get(name, (self.burst, now))
             left = min(self.burst, left + max(0.0, now - since) * self.rate)
@@ -42,17 +42,17 @@ class Buckets:
                 self._left.popitem(last=False)
         return wait
 
-    def wait(self, name: str) -> float:
-        """Seconds to wait, without taking one."""
+    def seconds_to_wait(self, name: str) -> float:
+        """Return the seconds to wait for a token, without taking one."""
         found = self._left.get(name)
         if found is None:
             return 0.0
-        left = found[0] + max(0.0, self._ids.elapsed() - found[1]) * self.rate
+        left = found[0] + max(0.0, self._clock.monotonic() - found[1]) * self.rate
         return 0.0 if left >= 1 else (1 - left) / self.rate
 
 
 class Slot:
-    """One of a limited number. It is given back once, however often `release` is called, from whatever thread."""
+    """One of a limited number of slots. `release` gives it back once, from any thread, also if called again."""
 
     __slots__ = ("_key", "_slots")
 
@@ -63,7 +63,7 @@ class Slot:
     def release(self) -> None:
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots._give_back(self._key)
+            slots._release_slot(self._key)
 
     def __enter__(self) -> Slot:
         return self
@@ -75,10 +75,10 @@ class Slot:
 
 
 class Slots:
-    """So many at once of each key."""
+    """A limited number of slots for each key."""
 
     def __init__(self, what: str, limit: int, refused: Callable[[], None] = lambda: None) -> None:
-        self.what, self.limit, self._refused = what, limit, refused
+        self.what, self.limit, self._on_refusal = what, limit, refused
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}
 
@@ -86,15 +86,17 @@ class Slots:
         with self._lock:
             held = self._held.get(key, 0)
             if held >= self.limit:
-                self._refused()
-                raise TooManyRequests(f"this key has {held} {self.what}, which is its limit", retry_after=SLOT_FREE_IN)
+                self._on_refusal()
+                raise TooManyRequests(
+                    f"this key has {held} {self.what}, which is its limit", retry_after=SLOT_RETRY_SECONDS
+                )
             self._held[key] = held + 1
         return Slot(self, key)
 
-    def held(self, key: str) -> int:
+    def count_held(self, key: str) -> int:
         return self._held.get(key, 0)
 
-    def _give_back(self, key: str) -> None:
+    def _release_slot(self, key: str) -> None:
         with self._lock:
             left = self._held[key] - 1
             if left:
@@ -103,28 +105,28 @@ class Slots:
                 del self._held[key]
 
 
-class Limits:
+class RequestLimits:
     """The limits of a server."""
 
-    def __init__(self, config: Config, *, metrics: Metrics, ids: Ids = REAL) -> None:
-        self._requests = Buckets(config.rate, config.burst, ids=ids) if config.rate else None
-        self._failures = Buckets(FAILURES_A_SECOND, FAILURES_AT_ONCE, ids=ids)
-        self._refused = metrics.refused
-        self.streams = Slots("open streams", config.streams_per_key, self._refused.labels("streams").inc)
-        self.runs = Slots("requests that wait for their run", config.runs_per_key, self._refused.labels("runs").inc)
+    def __init__(self, config: Config, *, metrics: Metrics, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._requests = Buckets(config.rate, config.burst, clock=clock) if config.rate else None
+        self._failures = Buckets(FAILURES_A_SECOND, FAILURES_AT_ONCE, clock=clock)
+        self._refusals = metrics.refusals
+        self.streams = Slots("open streams", config.streams_per_key, self._refusals.labels("streams").inc)
+        self.runs = Slots("requests that wait for their run", config.runs_per_key, self._refusals.labels("runs").inc)
 
-    def admit(self, key: str) -> None:
-        """Count a request of a key."""
-        if self._requests is not None and (wait := self._requests.take(key)):
-            self._refused.labels("rate").inc()
+    def count_request(self, key: str) -> None:
+        """Count a request of a key; raise TooManyRequests above its rate."""
+        if self._requests is not None and (wait := self._requests.take_token(key)):
+            self._refusals.labels("rate").inc()
             raise TooManyRequests("this key asks too often", retry_after=wait)
 
-    def failed(self, address: str) -> None:
+    def count_failure(self, address: str) -> None:
         """Count a request without a valid key."""
-        self._failures.take(address)
+        self._failures.take_token(address)
 
     def check_address(self, address: str) -> None:
-        """Refuse to look a key up for an address that had too many wrong ones: each look costs the store."""
-        if wait := self._failures.wait(address):
-            self._refused.labels("address").inc()
+        """Raise TooManyRequests for an address with too many invalid keys: each lookup costs the store."""
+        if wait := self._failures.seconds_to_wait(address):
+            self._refusals.labels("address").inc()
             raise TooManyRequests("too many requests without a valid key came from this address", retry_after=wait)

@@ -1,3 +1,1 @@
-"""Session, and the pieces it is made of."""
-
-from holdfast.session.session import Session as Session
+"""`Session`, the object that users work with; each module here holds its methods of one subject."""

@@ -1,4 +1,4 @@
-"""Keeping a session: retention, legal holds, redaction and erasure. Each is recorded, with who did it and why."""
+"""Retention, legal holds, redaction and erasure of a session. The log records each of them, with actor and reason."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from urllib.parse import quote
 from holdfast.concurrency import twin
 from holdfast.errors import Conflict, InvalidArgument, SessionNotFound
 from holdfast.log.events import Draft, Event
-from holdfast.log.identifiers import call_key, checked_name, checked_owner, session_of_call
-from holdfast.log.view import view_of
-from holdfast.memory.memory_log import USER as USER_MEMORY
-from holdfast.memory.memory_log import bury_from
+from holdfast.log.identifiers import call_key, check_name, check_owner, session_of_call
+from holdfast.log.view import decode_view
+from holdfast.memory.memory_log import USER_KIND as USER_MEMORY
+from holdfast.memory.memory_log import erase_memories_from
 from holdfast.policy.retention import Retention
 from holdfast.stores.erasure import plan_erasure, plan_redaction
 from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
+    from holdfast.prompt.session_cache import SessionCache
     from holdfast.stores.base import Log, SessionStore, Store
 
 PAGE = 200
@@ -26,36 +27,36 @@ PAGE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redacted:
-    """What a redaction removed: the event, and the events that repeated its text."""
+    """The result of a redaction."""
 
-    seq: int
-    also: list[int] = field(default_factory=list)
+    seq: int  # the event that the caller named
+    also: list[int] = field(default_factory=list)  # the other events whose payload was removed: they repeated its text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erased:
-    """What an erasure reached."""
+    """The result of an erasure."""
 
-    sessions: list[str]
-    events: int
-    user_state: bool = False
-    memories: bool = False
+    sessions: list[str]  # ids of the erased sessions
+    events: int  # number of events whose payload was removed
+    user_state: bool = False  # whether the state of the user was erased too
+    memories: bool = False  # whether the memories of the user were erased too
 
 
-class Keeping:
-    """The methods of a session about how long it lives, and what of it must go or must stay."""
+class ComplianceMethods:
+    """The compliance methods of `Session`: `retention`, `hold`, `release`, `held`, `redact`, `erase`, `erase_user`."""
 
     store: Store
-    _log: Log
+    log: Log
+    cache: SessionCache
     if TYPE_CHECKING:
 
-        def _checked_seq(self, at: object, head: int) -> int: ...
-        def _drop_windows(self) -> None: ...
+        def _check_seq(self, at: object, head: int) -> int: ...
 
     @property
     def retention(self) -> dict[str, Any] | None:
-        """How long the session is kept and in what form, as it was given; None if nothing was."""
-        found: dict[str, Any] | None = self.store.value(self._log, "retention")
+        """The retention of the session (how long it is kept, and in what form) as a dict; None if none was set."""
+        found: dict[str, Any] | None = self.store.value(self.log, "retention")
         return found
 
     @retention.setter
@@ -65,160 +66,181 @@ class Keeping:
     def _set_retention(self, value: Retention | Mapping[str, Any], actor: str | None) -> None:
         wanted = Retention.of(value)
         if wanted.to_dict() != self.retention:
-            self.store.append(self._log, [Draft(type="retention.set", data=wanted.to_dict(), actor=actor)])
+            self.store.append(self.log, [Draft(type="retention.set", data=wanted.to_dict(), actor=actor)])
 
     # -- legal holds -----------------------------------------------------------------------------------------------
 
     def hold(self, reason: str, *, actor: str | None = None) -> None:
-        """Keep everything as it is, whatever the retention says, until `release`."""
-        self.store.append(self._log, [Draft(type="session.held", data=self._because(reason), actor=actor)])
+        """Place a legal hold: until `release`, nothing is erased or removed, and the retention does not apply."""
+        self.store.append(self.log, [Draft(type="session.held", data=self._reason_data(reason), actor=actor)])
 
     def release(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        """End a hold; or let a session whose turn is parked, failed or waiting go when its time is up."""
-        data = {} if reason is None else self._because(reason)
-        self.store.append(self._log, [Draft(type="session.released", data=data, actor=actor)])
+        """End a legal hold. Also lets retention remove a session whose turn is parked, failed or waiting: without a
+        release, such a session stays after its time is up."""
+        data = {} if reason is None else self._reason_data(reason)
+        self.store.append(self.log, [Draft(type="session.released", data=data, actor=actor)])
 
     @property
     def held(self) -> str | None:
-        """Why the session is under a legal hold; None if it is not."""
-        seq = view_of(self.store.head(self._log).view).held
-        return None if not seq else self.store.event(self._log, seq).data.get("reason", "")
+        """The reason of the legal hold; None if the session is not under one."""
+        seq = decode_view(self.store.head(self.log).view).held
+        return None if not seq else self.store.event(self.log, seq).data.get("reason", "")
 
     # -- removing text ---------------------------------------------------------------------------------------------
 
     def redact(self, seq: int, *, reason: str, actor: str | None = None) -> Redacted:
         """Remove the payload of one event, and of every event that repeats its text; their hashes stay.
 
-        Summaries that cover it, copies of a call's arguments, state and facts that were taken from a reply, stored
-        prompts, attached bytes, memories that came from it and the search index go with it; so do the sessions of
-        agents that were called as tools with it.
+        This includes summaries that cover the event, copies of a call's arguments, state and facts that were taken from
+        a reply, stored prompts, attached bytes, memories that came from the event, and its entries in the search index.
+        If the event called an agent as a tool, the session of that agent is erased too.
         """
-        data = self._because(reason)
+        data = self._reason_data(reason)
         store = self.store
         called: list[Log] | None = None
         while True:
-            self._checked_seq(seq, store.head(self._log).head)
-            if store.event(self._log, seq).erased:  # a redaction that was cut short has its memories still to take
-                self._forget_memories({number: [seq] for number, _, _ in self._log.segments(seq, seq)})
-            holder, burial = plan_redaction(store, self._log, seq)
-            gone_from = {number: [each for each, _ in stones] for number, stones in burial.tombs.items()}
-            if called is None:  # what lives elsewhere goes first; then it is planned anew, and carried out at once
-                called = _called_by(store, holder, [store.event(holder, each) for each in gone_from[holder.number]])
+            self._check_seq(seq, store.head(self.log).head)
+            if store.event(
+                self.log, seq
+            ).erased:  # a redaction that a crash cut short may have left memories: remove them now
+                self._forget_memories({number: [seq] for number, _, _ in self.log.segments(seq, seq)})
+            holder, burial = plan_redaction(store, self.log, seq)
+            gone_from = {number: [each for each, _ in stones] for number, stones in burial.tombstones.items()}
+            if (
+                called is None
+            ):  # memories go first: removing them takes time, so the redaction is planned again after it
+                called = _sessions_called_by(
+                    store, holder, [store.event(holder, each) for each in gone_from[holder.number]]
+                )
                 self._forget_memories(gone_from)
                 continue
-            recorder = holder if holder.id else self._log  # a deleted session lives on in its forks
-            burial.heads.setdefault(recorder.number, store.bare_head(recorder.number).head)
-            record = {"seq": seq, **data, **burial.record(recorder)}
+            recorder = (
+                holder if holder.id else self.log
+            )  # a deleted session has no id, but its forks still hold its events: record it here
+            burial.heads.setdefault(recorder.number, store.head_of_number(recorder.number).head)
+            record = {"seq": seq, **data, **burial.record_data(recorder)}
             try:
-                store.bury(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
+                store.apply_erasure(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
             except Conflict:
-                continue  # somebody wrote meanwhile: there may be more to remove
-            self._forget_memories(gone_from)  # whoever learnt from it in between looks for it after this
-            self._erase_called(called, data, actor or "holdfast")
-            self._drop_windows()
-            gone = sorted(each for stones in burial.tombs.values() for each, _ in stones)
+                continue  # another writer appended first: there may be more to remove, so plan again
+            self._forget_memories(
+                gone_from
+            )  # again: a memory may have been made between the first pass and the redaction
+            self._erase_called_sessions(called, data, actor or "holdfast")
+            self.cache.forget_history()
+            gone = sorted(each for stones in burial.tombstones.values() for each, _ in stones)
             return Redacted(seq=seq, also=[each for each in gone if each != seq])
 
     def erase(self, *, reason: str, actor: str) -> Erased:
-        """Remove every payload of this session for good, immutable or not: messages, state, facts, summaries, title,
-        metadata, attached bytes, search index, memories that came from it; and the sessions of agents that it called as
-        tools. The hashes stay, so the chain still verifies. A hold forbids it."""
-        data, who = self._because(reason), _checked_actor(actor)
-        called = _called_by(self.store, self._log, _calls(self.store, self._log))
-        whole = dict.fromkeys(plan_erasure(self.store, self._log).whole)
+        """Remove every payload of this session for good, even if the session is immutable.
+
+        This includes messages, state, facts, summaries, title, metadata, attached bytes, the search index, memories
+        that came from the session, and the sessions of agents that it called as tools. The hashes stay, so the chain
+        still verifies. Raises if the session or one of those sessions is under a legal hold.
+        """
+        data, who = self._reason_data(reason), _check_actor(actor)
+        called = _sessions_called_by(self.store, self.log, _tool_call_events(self.store, self.log))
+        whole = dict.fromkeys(plan_erasure(self.store, self.log).whole_logs)
         self._forget_memories(whole)
-        count = _erase(self.store, self._log, data, who)
+        count = _erase_log(self.store, self.log, data, who)
         self._forget_memories(whole)
-        count += self._erase_called(called, data, who)
-        self._drop_windows()
-        return Erased(sessions=[self._log.id, *(log.id for log in called)], events=count)
+        count += self._erase_called_sessions(called, data, who)
+        self.cache.forget_history()
+        return Erased(sessions=[self.log.id, *(log.id for log in called)], events=count)
 
     @classmethod
     def erase_user(
         cls, user_id: str, *, reason: str, actor: str, store: Store | SessionStore | str | None = None
     ) -> Erased:
-        """Erase every session of a user, the user's own state and memories. Held sessions stop it before anything is
-        erased."""
+        """Erase every session of a user, and the state and memories of the user. Raises if one of the sessions is under
+        a legal hold; nothing is erased then."""
         found = open_store(store)
-        owner = checked_owner(user_id, "user_id")
+        owner = check_owner(user_id, "user_id")
         if owner is None:
             raise InvalidArgument("erase_user needs the user_id")
-        data, who = {"reason": checked_name(reason, "a reason", found.limits.metadata)}, _checked_actor(actor)
-        logs = _logs_of(found, owner)
+        data, who = {"reason": check_name(reason, "a reason", found.limits.metadata)}, _check_actor(actor)
+        logs = _logs_of_user(found, owner)
         for log in logs:
-            plan_erasure(found, log)  # raises for a held one, before the first is touched
+            plan_erasure(found, log)  # raises for a session under a hold, before any session is erased
         events, ids = 0, []
         for log in logs:
-            events += _erase(found, log, data, who)
+            events += _erase_log(found, log, data, who)
             ids.append(log.id)
         removed = []
         for kind in ("user", USER_MEMORY):
             own = found.find(kind, quote(owner, safe=""))
             if own is not None:
-                if view_of(found.head(own).view).life != "erased":  # or somebody was stopped before its name was freed
-                    events += _erase(found, own, data, who)
+                # A log that is already erased: a crash stopped an earlier call before `remove`, which frees its name.
+                if decode_view(found.head(own).view).lifecycle != "erased":
+                    events += _erase_log(found, own, data, who)
                 found.remove(kind, own.id)
                 removed.append(kind)
         return Erased(sessions=ids, events=events, user_state="user" in removed, memories=USER_MEMORY in removed)
 
     def _forget_memories(self, gone: Mapping[int, Iterable[int] | None]) -> None:
-        """Remove what was learnt from these events (None: all) of these logs."""
-        found = {self.store.log_of(number).uid: seqs for number, seqs in gone.items()}
-        bury_from(self.store, (self._log.user_id, self._log.app_name), found)
+        """Remove the memories that came from these events, by the number of their log; None means all its events."""
+        found = {self.store.log_of_number(number).uid: seqs for number, seqs in gone.items()}
+        erase_memories_from(self.store, (self.log.user_id, self.log.app_name), found)
 
-    def _erase_called(self, called: Iterable[Log], data: dict[str, Any], actor: str) -> int:
-        """Erase the sessions of agents that were called as tools: what they were asked was said here."""
+    def _erase_called_sessions(self, called: Iterable[Log], data: dict[str, Any], actor: str) -> int:
+        """Erase the sessions of agents that were called as tools, since their questions repeat text of this session.
+
+        Returns the number of events whose payload was removed.
+        """
         count = 0
         for log in called:
             self._forget_memories({log.number: None})
-            count += _erase(self.store, log, data, actor)
+            count += _erase_log(self.store, log, data, actor)
             self._forget_memories({log.number: None})
         return count
 
-    def _because(self, reason: str) -> dict[str, Any]:
-        return {"reason": checked_name(reason, "a reason", self.store.limits.metadata)}
+    def _reason_data(self, reason: str) -> dict[str, Any]:
+        return {"reason": check_name(reason, "a reason", self.store.limits.metadata)}
 
     redact_async = twin(redact)
     erase_async = twin(erase)
 
 
-def _checked_actor(actor: str) -> str:
-    return checked_name(actor, "actor")
+def _check_actor(actor: str) -> str:
+    return check_name(actor, "actor")
 
 
-def _logs_of(store: Store, owner: str) -> list[Log]:
+def _logs_of_user(store: Store, owner: str) -> list[Log]:
     found: list[Log] = []
     while page := store.sessions(user_id=owner, limit=PAGE, after=found[-1].id if found else None):
         found += [info.log for info in page]
     return found
 
 
-def _calls(store: Store, log: Log) -> list[Event]:
-    """The calls of tools in a log of its own."""
+def _tool_call_events(store: Store, log: Log) -> list[Event]:
+    """Return the tool calls that the log recorded itself, without those of the past that a fork shares."""
     return [Event(row) for row in store.read(log, log.base + 1, types=["tool.called"])]
 
 
-def _called_by(store: Store, log: Log, events: Iterable[Event]) -> list[Log]:
-    """The sessions of agents that these calls were made to, and of those that they called in turn. Raises if one of
-    them must not be erased."""
+def _sessions_called_by(store: Store, log: Log, events: Iterable[Event]) -> list[Log]:
+    """Return the sessions of the agents that these events call as tools, and the sessions that those called in turn.
+
+    Sessions that are already erased are left out. Raises if one of the sessions must not be erased.
+    """
     found: list[Log] = []
     for event in events:
         if event.type == "tool.called" and event.run is not None and "call_id" in event.data:
             child = store.find("session", session_of_call(call_key(log.uid, event.run, event.data["call_id"])))
-            if child is not None and view_of(store.head(child).view).life != "erased":
+            if child is not None and decode_view(store.head(child).view).lifecycle != "erased":
                 plan_erasure(store, child)
-                found += [child, *_called_by(store, child, _calls(store, child))]
+                found += [child, *_sessions_called_by(store, child, _tool_call_events(store, child))]
     return found
 
 
-def _erase(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:
+def _erase_log(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:
+    """Erase one log; plans again when another writer appends first. Returns the number of payloads removed."""
     while True:
         try:
             burial = plan_erasure(store, log)
-            record = data | burial.record(log)
-            store.bury(log, [Draft(type="session.erased", data=record, actor=actor)], burial)
+            record = data | burial.record_data(log)
+            store.apply_erasure(log, [Draft(type="session.erased", data=record, actor=actor)], burial)
         except Conflict:
             continue
         except SessionNotFound:
-            return 0  # deleted meanwhile
-        return sum(len(stones) for stones in burial.tombs.values())
+            return 0  # another process deleted the session since it was found
+        return sum(len(stones) for stones in burial.tombstones.values())

@@ -1,4 +1,4 @@
-"""Taking a session out and in: export, import and verification."""
+"""Export, import and verification of a session. An import is refused unless the hash chain of the export verifies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import CorruptLog, InvalidArgument, NotJSON, SchemaTooNew
 from holdfast.log import chain, codec
-from holdfast.log.events import COMMITMENT, MESSAGE_TYPES, SALT, VERSIONS, Draft, Event, Row, message_data
-from holdfast.log.identifiers import checked_id
-from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, from_data
-from holdfast.stores.documents import blob_names, blobs_removed, message_of
+from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, message_data
+from holdfast.log.identifiers import check_id
+from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, message_from_data
+from holdfast.stores import verification
+from holdfast.stores.messages import blob_names, blobs_removed, message_of
 from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
@@ -25,33 +26,33 @@ FORMATS = ("jsonl", "markdown", "html")
 EXPORT_VERSION = 1
 
 
-class Archive:
-    """The export, import and verify methods of a session."""
+class ExportMethods:
+    """The methods of `Session` for export: `verify`, `export`, `import_`."""
 
     store: Store
-    _log: Log
+    log: Log
 
     if TYPE_CHECKING:
 
         @classmethod
-        def _of(cls, store: Store, log: Log, agent: Agent | None = None) -> Self: ...
+        def on_log(cls, store: Store, log: Log, agent: Agent | None = None) -> Self: ...
         @property
         def messages(self) -> list[Message]: ...
         @property
         def title(self) -> str | None: ...
 
     def verify(self) -> chain.Verification:
-        """Check the hash chain of the whole log; false, and naming the first bad event, if anything was altered."""
-        return self.store.verify(self._log)
+        """Check the hash chain of the whole log. The result is false and names the first altered event, if any."""
+        return self.store.verify(self.log)
 
     def export(self, format: str = "jsonl") -> str:
-        """The log as JSON lines (everything, verifiable without a database), or the messages as Markdown or HTML."""
+        """Return the whole log as JSON lines, which verify without a database; or the messages as Markdown or HTML."""
         if format == "jsonl":
-            return export_jsonl(self.store, self._log)
+            return export_jsonl(self.store, self.log)
         if format == "markdown":
-            return _markdown(self.title or self._log.id, self.messages)
+            return _render_markdown(self.title or self.log.id, self.messages)
         if format == "html":
-            return _html(self.title or self._log.id, self.messages)
+            return _render_html(self.title or self.log.id, self.messages)
         raise InvalidArgument(f"unknown format {format!r}: use one of {', '.join(FORMATS)}")
 
     @classmethod
@@ -63,34 +64,37 @@ class Archive:
         store: Store | SessionStore | str | None = None,
         agent: Agent | None = None,
     ) -> Self:
-        """A session from the text or the file of a jsonl export, with its whole log; its chain is checked first."""
+        """Create a session with the whole log of a jsonl export, given as text or as a path.
+
+        Raises CorruptLog, before anything is stored, if the hash chain of the export does not verify.
+        """
         text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
         exported = read_jsonl(text)
         verdict = exported.verify()
         if not verdict:
             raise CorruptLog(f"the export does not verify: {verdict.reason}")
         found = open_store(store)
-        name = checked_id(session_id if session_id is not None else exported.id)
-        log = found.adopt(
+        name = check_id(session_id if session_id is not None else exported.id)
+        log = found.import_log(
             "session",
             name,
             exported.origin,
             exported.rows,
             exported.blobs,
-            [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed})],
+            [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed_blobs})],
             user_id=exported.user_id,
             app_name=exported.app_name,
         )
-        return cls._of(found, log, agent)
+        return cls.on_log(found, log, agent)
 
 
 # -- JSON lines --------------------------------------------------------------------------------------------------------
 
 
 def export_jsonl(store: Store, log: Log) -> str:
-    """A line an event. The first one also says what the log is, so that the file stands on its own."""
+    """Return one line for each event. The first line also describes the log, so that the file needs no database."""
     lines: list[str] = []
-    removed = store.blobs_removed(log)
+    removed = verification.blobs_removed(store, log)
     seen = set(removed)
     for row in store.walk(log, 1, store.head(log).head):
         event = Event(row)
@@ -111,12 +115,12 @@ def export_jsonl(store: Store, log: Log) -> str:
             "hash": row.hash.hex(),
         }
         if event.body is None:
-            line["commitment"] = (event.tomb or b"").hex()
+            line["commitment"] = (event.tombstone or b"").hex()
         else:
-            # The payload as the bytes that were hashed: canonical JSON, so that reading and writing it gives them back.
-            line |= {"salt": event.body[:SALT].hex(), "data": codec.decode(event.body[SALT:])}
+            # The hash covers the bytes of canonical JSON, so decoding and encoding the payload gives the same bytes.
+            line |= {"salt": event.body[:SALT_SIZE].hex(), "data": codec.decode(event.body[SALT_SIZE:])}
         if event.type in MESSAGE_TYPES and message_data(event):
-            line |= _readable(message_of(store, log, row))
+            line |= _message_fields(message_of(store, log, row))
         new = [digest for digest in blob_names([row]) if digest not in seen]
         if new:
             seen.update(new)
@@ -130,84 +134,87 @@ def export_jsonl(store: Store, log: Log) -> str:
                 "app_name": log.app_name,
                 "removed": sorted(removed),
             }
-        lines.append(codec.encode(line, room=codec.WRAPPING).decode())
+        lines.append(codec.encode(line, room=codec.WRAPPING_DEPTH).decode())
     return "\n".join(lines) + "\n"
 
 
-def _readable(message: Message) -> dict[str, Any]:
-    """What a person reads of a message in a line of an export."""
+def _message_fields(message: Message) -> dict[str, Any]:
+    """Return the fields of an export line that show the message to a person."""
     found = message.to_dict()
     content = found["content"]
     return {
         "role": found["role"],
-        "message": content if isinstance(content, str) else _plain(content),
+        "message": content if isinstance(content, str) else _plain_text(content),
         "metadata": found.get("metadata", {}),
         "tool_calls": found.get("tool_calls", []),
     }
 
 
-def _plain(content: object) -> str | None:
+def _plain_text(content: object) -> str | None:
     if not isinstance(content, list):
         return None
     return "".join(part.get("text", part.get("content", "")) for part in content)
 
 
-class Exported:
-    """A jsonl export, read back: enough to verify it or to make a session of it."""
+class JsonlExport:
+    """A parsed jsonl export. It is not verified until `verify` returns true."""
 
     def __init__(
-        self, about: dict[str, Any], rows: list[Row], blobs: dict[str, bytes], said: list[dict[str, Any]]
+        self, about: dict[str, Any], rows: list[Row], blobs: dict[str, bytes], line_fields: list[dict[str, Any]]
     ) -> None:
-        self._said = said  # what each line tells a reader
+        self._line_fields = line_fields  # of each line, the fields that a person reads
         self.id: str = about["id"]
         self.origin: str = about["origin"]
         self.user_id: str | None = about.get("user_id")
         self.app_name: str | None = about.get("app_name")
-        self.removed: list[str] = about.get("removed", [])  # bytes that were redacted
+        self.removed_blobs: list[str] = about.get("removed", [])  # digests of blobs that a redaction removed
         self.rows, self.blobs = rows, blobs
 
     def verify(self) -> chain.Verification:
+        """Check the hash chain, the bytes of every blob, and that the readable fields of each line match its event."""
         found = chain.verify(self.origin, self.rows)
         if found:
-            removed = {*blobs_removed(self.rows), *self.removed}
+            removed = {*blobs_removed(self.rows), *self.removed_blobs}
             for row in self.rows:
                 for digest in blob_names([row]):
                     if digest not in removed and sha256(self.blobs.get(digest, b"")).hexdigest() != digest:
                         reason = f"the bytes of event {row.seq} are missing or altered"
                         return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
-            for row, said in zip(self.rows, self._said, strict=True):
-                if said != self._told(row):
+            for row, fields in zip(self.rows, self._line_fields, strict=True):
+                if fields != self._fields_of_row(row):
                     reason = f"what line {row.seq} tells a reader is not what event {row.seq} says"
                     return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
         return found
 
-    def _told(self, row: Row) -> dict[str, Any]:
-        """What the line of a row must tell a reader."""
+    def _fields_of_row(self, row: Row) -> dict[str, Any]:
+        """Return the readable fields that the line of this row must have."""
         event = Event(row)
-        told: dict[str, Any] = {"role": None, "message": None, "metadata": {}, "tool_calls": []}
+        fields: dict[str, Any] = {"role": None, "message": None, "metadata": {}, "tool_calls": []}
         data = message_data(event) if event.type in MESSAGE_TYPES else {}
         if data:
-            told = _readable(from_data(data, lambda digest: self.blobs[digest], author=event.author))
-        return told | {"timestamp": event.timestamp.isoformat()}
+            fields = _message_fields(message_from_data(data, lambda digest: self.blobs[digest], author=event.author))
+        return fields | {"timestamp": event.timestamp.isoformat()}
 
 
-def read_jsonl(text: str) -> Exported:
-    """Parse a jsonl export; what it says is not believed until it is verified."""
+def read_jsonl(text: str) -> JsonlExport:
+    """Parse a jsonl export without verifying it. Raises InvalidArgument for a line that is not part of an export, and
+    SchemaTooNew for an export of a newer version."""
     about: dict[str, Any] | None = None
     rows: list[Row] = []
     blobs: dict[str, bytes] = {}
-    said: list[dict[str, Any]] = []
+    line_fields: list[dict[str, Any]] = []
     tokens = 0
     for number, text_line in enumerate(text.split("\n"), 1):
         if not text_line.strip():
             continue
         try:
-            line = codec.parse(text_line, room=codec.WRAPPING)
-            about = about or _about(line)
-            row = _row_of(line, tokens)
+            line = codec.parse(text_line, room=codec.WRAPPING_DEPTH)
+            about = about or _read_log_header(line)
+            row = _parse_row(line, tokens)
             tokens = row.tokens
             rows.append(row)
-            said.append({name: line[name] for name in ("role", "message", "metadata", "tool_calls", "timestamp")})
+            readable = ("role", "message", "metadata", "tool_calls", "timestamp")
+            line_fields.append({name: line[name] for name in readable})
             for digest, data in line.get("blobs", {}).items():
                 blobs[digest] = base64.b64decode(data, validate=True)
         except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
@@ -216,10 +223,10 @@ def read_jsonl(text: str) -> Exported:
             raise InvalidArgument(f"line {number} is not a line of a jsonl export: {error!r}") from error
     if about is None:
         raise InvalidArgument("the export is empty")
-    return Exported(about, rows, blobs, said)
+    return JsonlExport(about, rows, blobs, line_fields)
 
 
-def _about(line: dict[str, Any]) -> dict[str, Any]:
+def _read_log_header(line: dict[str, Any]) -> dict[str, Any]:
     about: dict[str, Any] = line["log"]
     if about["version"] > EXPORT_VERSION:
         raise SchemaTooNew(
@@ -230,31 +237,31 @@ def _about(line: dict[str, Any]) -> dict[str, Any]:
     return about
 
 
-def _row_of(line: dict[str, Any], tokens: int) -> Row:
+def _parse_row(line: dict[str, Any], tokens: int) -> Row:
     kind, v = line["type"], line["v"]
     if kind not in VERSIONS:
         raise SchemaTooNew(f"event {line['seq']} has the unknown type {kind!r}: upgrade holdfast to read it")
     rest = [v, line["run"], line["branch"], line["author"], line["actor"]]
     header = None if rest == [1, None, None, None, None] else codec.encode(rest)
-    body = tomb = None
+    body = tombstone = None
     if "data" in line:
-        salt, payload = bytes.fromhex(line["salt"]), codec.encode(line["data"], room=codec.WRAPPING)
-        if len(salt) != SALT:
+        salt, payload = bytes.fromhex(line["salt"]), codec.encode(line["data"], room=codec.WRAPPING_DEPTH)
+        if len(salt) != SALT_SIZE:
             raise NotJSON("a salt has 16 bytes")
         body = salt + payload
-        tokens += chain.estimate(len(payload)) if kind in MESSAGE_TYPES else 0
+        tokens += chain.estimate_tokens(len(payload)) if kind in MESSAGE_TYPES else 0
     else:
-        tomb = bytes.fromhex(line["commitment"])
-        left = tomb[COMMITMENT:]
+        tombstone = bytes.fromhex(line["commitment"])
+        left = tombstone[COMMITMENT_SIZE:]
         tokens += codec.decode(left).get("tokens", 0) if left and kind in MESSAGE_TYPES else 0
-    return Row(int(line["seq"]), int(line["at"]), kind, header, tokens, body, tomb, bytes.fromhex(line["hash"]))
+    return Row(int(line["seq"]), int(line["at"]), kind, header, tokens, body, tombstone, bytes.fromhex(line["hash"]))
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
+# -- Markdown, HTML ---------------------------------------------------------------------------------------------------
 
 
 def _blocks(message: Message) -> list[tuple[str, str]]:
-    """(kind, text) of each part of a message, for a reader."""
+    """Return kind and text of each part of a message, as a person reads them."""
     found = []
     for part in message.parts:
         if isinstance(part, Text | Thinking):
@@ -270,7 +277,7 @@ def _blocks(message: Message) -> list[tuple[str, str]]:
     return found
 
 
-def _markdown(title: str, messages: list[Message]) -> str:
+def _render_markdown(title: str, messages: list[Message]) -> str:
     lines = [f"# {_one_line(title)}", ""]
     for message in messages:
         lines += [f"## {_one_line(message.author)} ({message.role})", ""]
@@ -278,12 +285,12 @@ def _markdown(title: str, messages: list[Message]) -> str:
             if kind == "text":
                 lines += [text, ""]
             else:
-                fence = "`" * (max((len(run) for run in _backticks(text)), default=2) + 1)
+                fence = "`" * (max((len(run) for run in _backtick_runs(text)), default=2) + 1)
                 lines += [f"*{kind}*", "", fence, text, fence, ""]
     return "\n".join(lines)
 
 
-def _backticks(text: str) -> list[str]:
+def _backtick_runs(text: str) -> list[str]:
     runs, run = [], ""
     for character in text + "\0":
         if character == "`":
@@ -306,7 +313,7 @@ _STYLE = (
 )
 
 
-def _html(title: str, messages: list[Message]) -> str:
+def _render_html(title: str, messages: list[Message]) -> str:
     escape = html.escape
     body = []
     for message in messages:

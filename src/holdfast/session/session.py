@@ -1,4 +1,4 @@
-"""The session: what a user holds. Thin: every method reads a store or appends to a log."""
+"""`Session`: a durable conversation. It keeps no data of its own: every method reads a store or appends to a log."""
 
 from __future__ import annotations
 
@@ -10,48 +10,64 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.concurrency import twin
-from holdfast.errors import Conflict, InvalidArgument, LimitExceeded, SessionExists, SessionMismatch
+from holdfast.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    SessionExists,
+    SessionMismatch,
+)
 from holdfast.log import codec
-from holdfast.log.events import Draft, Event, to_datetime
-from holdfast.log.identifiers import checked_id, checked_name, checked_owner
+from holdfast.log.arguments import check_limit, merge_state
+from holdfast.log.events import Draft, Event
+from holdfast.log.identifiers import check_id, check_name, check_owner
 from holdfast.log.messages import Message
-from holdfast.log.search_words import words
-from holdfast.log.view import MOVES, View, cut, view_of
+from holdfast.log.times import to_datetime
+from holdfast.log.view import MOVES, View, decode_view
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
-from holdfast.session.compliance import Keeping
-from holdfast.session.context import Contexts
-from holdfast.session.export import Archive
+from holdfast.session.compliance import ComplianceMethods
+from holdfast.session.context import ContextMethods
+from holdfast.session.export import ExportMethods
 from holdfast.session.facts import Facts
-from holdfast.session.pruning import Pruning
-from holdfast.session.state import Scopes
-from holdfast.session.successor import Handover
-from holdfast.session.turns import Turns
+from holdfast.session.history import HistoryMethods
+from holdfast.session.pruning import PruningMethods
+from holdfast.session.state import StateMethods
+from holdfast.session.successor import SuccessorMethods
+from holdfast.session.turns import TurnMethods
 from holdfast.stores.base import MAX_SEQ, Log, SessionStore, Store
-from holdfast.stores.documents import document_of, message_draft, message_of, messages_of, restore
+from holdfast.stores.documents import document_of, restore_document
+from holdfast.stores.messages import message_draft, messages_of
 from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
-    from holdfast.agent_base import Askable
+    from holdfast.agent_base import BaseAgent
 
 MAX_PAGE = 10_000
-MAX_LIMIT = 2**31 - 1
 _list = list  # inside the class, `list` is the method that lists sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Two sessions side by side: what they share, then what each has of its own."""
+    """Two sessions compared, message by message."""
 
-    common: list[Message]
-    mine: list[Message]
-    theirs: list[Message]
+    common: list[Message]  # the messages at the start that both sessions share
+    mine: list[Message]  # the later messages of this session
+    theirs: list[Message]  # the later messages of the other session
 
 
-class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
+class Session(
+    HistoryMethods,
+    StateMethods,
+    ExportMethods,
+    TurnMethods,
+    PruningMethods,
+    ComplianceMethods,
+    SuccessorMethods,
+    ContextMethods,
+):
     """A durable conversation: messages, state, facts and metadata in one numbered log.
 
-    An id that exists is opened, another one is created; without an id a new one is made.
+    `Session(id)` opens the session with this id, or creates it; without an id it creates a session with a new one.
 
         session = Session(id="user-123", store=SQLiteStore("sessions.db"))
         session.add_message(Message.user("My name is Alice"))
@@ -62,7 +78,7 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         id: str | None = None,
         *,
         session_id: str | None = None,
-        agent: Askable | None = None,
+        agent: BaseAgent | None = None,
         store: Store | SessionStore | str | None = None,
         system: str | None = None,
         messages: Iterable[Message | Mapping[str, Any]] | None = None,
@@ -80,22 +96,22 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         if store is None and agent is not None:
             store = agent.store
         self.agent = agent
-        self._begin_empty()
+        self._init_caches()
         self.store = open_store(store)
         chosen = id if id is not None else session_id
-        name = self.store.ids.new() if chosen is None else checked_id(chosen)
-        fields = self._fields(system=system, metadata=metadata, title=title, work_dir=work_dir)
+        name = self.store.clock.new_id() if chosen is None else check_id(chosen)
+        fields = self._build_fields(system=system, metadata=metadata, title=title, work_dir=work_dir)
         if budget is not None:
             fields["budget"] = Budget.of(budget).to_dict()
         kept = None if retention is None else Retention.of(retention)
         first = [
-            *[Draft(type="state.set", data={"name": key, "value": value}) for key, value in _merged(state).items()],
+            *[Draft(type="state.set", data={"name": key, "value": value}) for key, value in merge_state(state).items()],
             *[message_draft(Message.of(message), self.store.limits) for message in messages or ()],
         ]
-        user_id, app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
-        self._log = self._open_or_create(name, fields, first, user_id, app_name, kept)
+        user_id, app_name = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
+        self.log = self._open_or_create(name, fields, first, user_id, app_name, kept)
         if kept is not None and kept.auto_prune:
-            self._prune_if_asked()
+            self.prune_if_due()
 
     def _open_or_create(
         self,
@@ -106,20 +122,21 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         app_name: str | None,
         kept: Retention | None,
     ) -> Log:
+        """Return the log of the session; create it if there is none, else record the fields that differ.
+
+        Raises SessionMismatch if the session belongs to another user or app.
+        """
         log = self.store.find("session", name)
         if log is None:
-            created = [Draft(type="session.created", data=fields)]
-            if kept is not None:
-                created.append(Draft(type="retention.set", data=kept.to_dict()))
             try:
-                return self.store.create("session", name, [*created, *first], user_id=user_id, app_name=app_name)
-            except SessionExists:  # another process was faster
+                return self._create_log(name, fields, first, user_id, app_name, kept)
+            except SessionExists:  # another process has created it since `find`
                 log = self.store.require("session", name)
-        for field, asked, known in (("user_id", user_id, log.user_id), ("app_name", app_name, log.app_name)):
-            if asked is not None and asked != known:
+        for field, given, known in (("user_id", user_id, log.user_id), ("app_name", app_name, log.app_name)):
+            if given is not None and given != known:
                 raise SessionMismatch(name, field)
         if first:
-            self._fill_empty(log, first)
+            self._append_initial(log, first)
         changed = {field: value for field, value in fields.items() if self.store.value(log, field) != value}
         if changed:
             self.store.append(log, [Draft(type="session.changed", data=changed)])
@@ -127,7 +144,23 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
             self.store.append(log, [Draft(type="retention.set", data=kept.to_dict())])
         return log
 
-    def _fill_empty(self, log: Log, first: _list[Draft]) -> None:
+    def _create_log(
+        self,
+        name: str,
+        fields: dict[str, Any],
+        first: _list[Draft],
+        user_id: str | None,
+        app_name: str | None,
+        kept: Retention | None,
+    ) -> Log:
+        """Create the log of this session; raise SessionExists if the id is taken."""
+        created = [Draft(type="session.created", data=fields)]
+        if kept is not None:
+            created.append(Draft(type="retention.set", data=kept.to_dict()))
+        return self.store.create("session", name, [*created, *first], user_id=user_id, app_name=app_name)
+
+    def _append_initial(self, log: Log, first: _list[Draft]) -> None:
+        """Append the messages and state of the constructor. Raises InvalidArgument if the session has any already."""
         head = self.store.head(log)
         if messages_of(self.store, log, head, limit=1) or self.store.values(log, "state/"):
             raise InvalidArgument(
@@ -135,7 +168,7 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
             )
         self.store.append(log, first, expected=head.head)
 
-    def _fields(
+    def _build_fields(
         self,
         *,
         system: str | None,
@@ -143,6 +176,7 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         title: str | None,
         work_dir: str | Path | None,
     ) -> dict[str, Any]:
+        """Check the given fields and return them as the data of an event. Raises LimitExceeded if one is too large."""
         limits = self.store.limits
         fields: dict[str, Any] = {}
         if system is not None:
@@ -163,18 +197,18 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         return fields
 
     @classmethod
-    def _of(cls, store: Store, log: Log, agent: Askable | None = None) -> Self:
-        """A session object on a log that is known to be there."""
+    def on_log(cls, store: Store, log: Log, agent: BaseAgent | None = None) -> Self:
+        """Return a session object for a log that exists; reads nothing."""
         session = cls.__new__(cls)
-        session.agent, session.store, session._log = agent, store, log
-        session._begin_empty()
+        session.agent, session.store, session.log = agent, store, log
+        session._init_caches()
         return session
 
     @classmethod
-    def open(cls, id: str, *, store: Store | SessionStore | str | None = None, agent: Askable | None = None) -> Self:
-        """A session that exists; SessionNotFound if it does not."""
+    def open(cls, id: str, *, store: Store | SessionStore | str | None = None, agent: BaseAgent | None = None) -> Self:
+        """Open an existing session. Raises SessionNotFound if there is none with this id."""
         found = open_store(store if store is not None or agent is None else agent.store)
-        return cls._of(found, found.require("session", checked_id(id)), agent)
+        return cls.on_log(found, found.require("session", check_id(id)), agent)
 
     @classmethod
     def list(
@@ -187,41 +221,44 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         limit: int = 50,
         after: str | None = None,
     ) -> _list[Self]:
-        """Sessions, newest first; `after` is the id of the last one of the page before. Reads no event."""
-        _checked_limit(limit)
+        """Return one page of sessions, newest first; `after` is the id of the last session of the page before.
+
+        Reads no event, so the length of the sessions does not matter.
+        """
+        check_limit(limit)
         if status is not None and status not in MOVES:
             raise InvalidArgument(f"unknown status {status!r}: use one of {', '.join(MOVES)}")
-        user_id, app_name = checked_owner(user_id, "user_id"), checked_owner(app_name, "app_name")
-        after = None if after is None else checked_id(after, "after")
+        user_id, app_name = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
+        after = None if after is None else check_id(after, "after")
         found = open_store(store)
         page = found.sessions(user_id=user_id, app_name=app_name, status=status, limit=limit, after=after)
-        return [cls._of(found, info.log) for info in page]
+        return [cls.on_log(found, info.log) for info in page]
 
-    # -- who it is -------------------------------------------------------------------------------------------------
+    # -- properties ------------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        return self._log.id
+        return self.log.id
 
     @property
     def session_id(self) -> str:
-        return self._log.id
+        return self.log.id
 
     @property
     def user_id(self) -> str | None:
-        return self._log.user_id
+        return self.log.user_id
 
     @property
     def app_name(self) -> str | None:
-        return self._log.app_name
+        return self.log.app_name
 
     @property
     def created_at(self) -> datetime:
-        return to_datetime(self._log.created_at)
+        return to_datetime(self.log.created_at)
 
     @property
     def updated_at(self) -> datetime:
-        return to_datetime(self.store.info(self._log).updated_at)
+        return to_datetime(self.store.info(self.log).updated_at)
 
     @property
     def status(self) -> str:
@@ -231,163 +268,85 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
     @property
     def head(self) -> int:
         """The number of the last event."""
-        return self.store.head(self._log).head
+        return self.store.head(self.log).head
 
     @property
     def system(self) -> str | None:
-        found: str | None = self.store.value(self._log, "system")
+        found: str | None = self.store.value(self.log, "system")
         return found
 
     @property
     def title(self) -> str | None:
-        return self.store.info(self._log).title
+        return self.store.info(self.log).title
 
     @title.setter
     def title(self, value: str | None) -> None:
         fields = (
-            {"title": None} if value is None else self._fields(title=value, system=None, metadata=None, work_dir=None)
+            {"title": None}
+            if value is None
+            else self._build_fields(title=value, system=None, metadata=None, work_dir=None)
         )
-        self.store.append(self._log, [Draft(type="session.changed", data=fields)])
+        self.store.append(self.log, [Draft(type="session.changed", data=fields)])
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return self.store.info(self._log).metadata
+        return self.store.info(self.log).metadata
 
     @metadata.setter
     def metadata(self, value: Mapping[str, Any]) -> None:
-        fields = self._fields(metadata=value, system=None, title=None, work_dir=None)
-        self.store.append(self._log, [Draft(type="session.changed", data=fields)])
+        fields = self._build_fields(metadata=value, system=None, title=None, work_dir=None)
+        self.store.append(self.log, [Draft(type="session.changed", data=fields)])
 
     @property
     def work_dir(self) -> Path | None:
-        found = self.store.info(self._log).work_dir
+        found = self.store.info(self.log).work_dir
         return None if found is None else Path(found)
 
     @property
     def active_agent(self) -> str | None:
-        """Who has the conversation: the agent that it was handed to, or that a router keeps it with. Set it to give the
-        conversation to somebody, or None to begin where `agent=` says."""
+        """The name of the agent that has the conversation: by a handoff, or because a router stays with it.
+
+        Set it to give the conversation to another agent; with None, the next turn begins with `agent=` again.
+        """
         return self._view().active
 
     @active_agent.setter
     def active_agent(self, name: str | None) -> None:
-        agent = None if name is None else checked_name(name, "the name of an agent")
-        self.store.append(self._log, [Draft(type="agent.assigned", data={"agent": agent})])
+        agent = None if name is None else check_name(name, "the name of an agent")
+        self.store.append(self.log, [Draft(type="agent.assigned", data={"agent": agent})])
 
     @property
     def facts(self) -> Facts:
-        return Facts(self.store, self._log)
+        return Facts(self.store, self.log)
 
     def __repr__(self) -> str:
         return f"Session(id={self.id!r}, store={self.store!r})"
 
     def _view(self) -> View:
-        return view_of(self.store.head(self._log).view)
+        return decode_view(self.store.head(self.log).view)
 
-    # -- history ---------------------------------------------------------------------------------------------------
-
-    @property
-    def messages(self) -> _list[Message]:
-        """A copy of every visible message, oldest first."""
-        return messages_of(self.store, self._log, self.store.head(self._log))
-
-    def __len__(self) -> int:
-        head = self.store.head(self._log)
-        return self.store.count(self._log, cut(view_of(head.view).visible, head.head))
-
-    def __bool__(self) -> bool:
-        return True  # an empty session is still a session
-
-    def history(self, limit: int | None = 10, role: str | None = None) -> _list[Message]:
-        """The last `limit` messages, oldest first; None for all of them."""
-        if limit is not None:
-            _checked_limit(limit)
-        if role is not None:
-            Message(role)  # refuses an unknown one
-        return messages_of(self.store, self._log, self.store.head(self._log), limit=limit, role=role)
-
-    def add_message(self, message: Message | Mapping[str, Any], *, once: str | None = None) -> int:
-        """Record one message; returns its number. With `once`, the same key stores it only once."""
-        return self.add_messages([message], once=once)
-
-    def add_messages(self, messages: Iterable[Message | Mapping[str, Any]], *, once: str | None = None) -> int:
-        """Record messages in one commit; returns the number of the last event of the log."""
-        if isinstance(messages, (Message, Mapping, str)):
-            raise InvalidArgument("add_messages takes a list of messages; for one message use add_message")
-        limits = self.store.limits
-        drafts = [message_draft(Message.of(message), limits) for message in messages]
-        if not drafts:
-            return self.head
-        done = self.store.append(self._log, drafts, once=once)
-        if done.retained:
-            self._prune_if_asked()
-        return done.last
-
-    def send_message(self, message: Message | Mapping[str, Any], *, once: str | None = None) -> int:
-        """The same as `add_message`: record a message, without asking a model."""
-        return self.add_messages([message], once=once)
-
-    def clear(self, *, actor: str | None = None) -> None:
-        """Empty the messages and temp; system, state and facts stay, and so does the log."""
-        self.store.append(self._log, [Draft(type="view.cleared", actor=actor)])
-        self._temp.clear()
-
-    def search(self, query: str, limit: int = 20) -> _list[Message]:
-        """The last `limit` messages that hold every word of the query, oldest first."""
-        _checked_limit(limit)
-        if not isinstance(query, str):
-            raise InvalidArgument(f"search takes words, not {type(query).__name__}")
-        wanted = _list(dict.fromkeys(words(query)))
-        if not wanted or not limit:
-            return []
-        seqs = self.store.search(self._log, wanted, self._view().visible, limit)
-        return [message_of(self.store, self._log, row) for seq in seqs for row in self.store.read(self._log, seq, seq)]
-
-    def rewind(self, to: int, *, actor: str | None = None) -> None:
-        """Make messages and session state what they were after event `to`. What is undone stays in the log."""
-        while True:
-            head = self.store.head(self._log).head
-            turn = self.store.view(self._log, self._checked_seq(to, head)).turn
-            to = to if turn is None else turn.first - 1  # a point inside a turn is the point before it
-            view = self.store.view(self._log, to)
-            now, then = self.store.refs(self._log, "state/", head), self.store.refs(self._log, "state/", to)
-            changed = {name.removeprefix("state/"): then.get(name) for name in now if now[name] != then.get(name)}
-            data: dict[str, Any] = {"to": to, "ranges": cut(view.visible, to), "state": changed}
-            if view.active is not None:
-                data["active"] = view.active
-            try:
-                self.store.append(self._log, [Draft(type="view.rewound", data=data, actor=actor)], expected=head)
-                return
-            except Conflict:
-                continue
-
-    def _checked_seq(self, at: object, head: int) -> int:
-        if isinstance(at, bool) or not isinstance(at, int) or not 1 <= at <= head:
-            raise InvalidArgument(f"{at!r} is not the number of an event of session {self.id!r}: use 1 to {head}")
-        return at
-
-    def _listed_fields(self, at: int, is_now: bool) -> dict[str, Any]:
-        """Title, metadata and work_dir as they were at a point; for now, they stand in the list of sessions."""
+    def _fields_at(self, at: int, is_now: bool) -> dict[str, Any]:
+        """Return title, metadata and work_dir as they were after event `at`; the session list has the current ones."""
         if is_now:
-            info = self.store.info(self._log)
+            info = self.store.info(self.log)
             return {"title": info.title, "metadata": info.metadata, "work_dir": info.work_dir}
-        return {name: self.store.value(self._log, name, at=at) for name in ("title", "metadata", "work_dir")}
+        return {name: self.store.value(self.log, name, at=at) for name in ("title", "metadata", "work_dir")}
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
     def fork(self, session_id: str | None = None, at: int | None = None) -> Self:
-        """A new session that shares the past up to `at` (now, by default) and goes its own way. Copies nothing."""
-        name = self.store.ids.new() if session_id is None else checked_id(session_id)
+        """Create a session that shares the events up to `at` (default: all) and continues alone. Copies nothing."""
+        name = self.store.clock.new_id() if session_id is None else check_id(session_id)
         if at is not None:
-            self._checked_seq(at, self.head)
-        point = self.store.fork_point(self._log, at)
+            self._check_seq(at, self.head)
+        point = self.store.fork_point(self.log, at)
         data: dict[str, Any] = {"parent": self.id, "at": point.at}
-        for field, value in self._listed_fields(point.at, point.is_head).items():
+        for field, value in self._fields_at(point.at, point.is_head).items():
             if value is not None and value != {}:
                 data[field] = value
         drafts = [Draft(type="session.forked", data=data)]
-        if point.view.retention:  # a copy of the past is kept as the past is
-            drafts.append(Draft(type="retention.set", data=self.store.event(self._log, point.view.retention).data))
+        if point.view.retention:  # a fork has the retention of the session whose past it shares
+            drafts.append(Draft(type="retention.set", data=self.store.event(self.log, point.view.retention).data))
         log = self.store.create(
             "session",
             name,
@@ -396,21 +355,21 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
             app_name=self.app_name,
             fork=point,
         )
-        return self._of(self.store, log, self.agent)
+        return self.on_log(self.store, log, self.agent)
 
     @property
     def parent(self) -> str | None:
-        """The id of the session this one was forked from; None if there is none, or it was deleted."""
-        return None if self._log.parent is None else self.store.id_of(self._log.parent)
+        """The id of the session that this session was forked from; None for no fork, or if that session was deleted."""
+        return None if self.log.parent is None else self.store.id_of_number(self.log.parent)
 
     def forks(self) -> _list[Self]:
-        """The sessions that were forked from this one, oldest first."""
+        """Return the sessions that were forked from this session, oldest first."""
         return [
-            self._of(self.store, info.log) for info in self.store.sessions(parent=self._log.number, limit=MAX_PAGE)
+            self.on_log(self.store, info.log) for info in self.store.sessions(parent=self.log.number, limit=MAX_PAGE)
         ][::-1]
 
     def compare(self, other: Session) -> Comparison:
-        """The messages both share, then those of each side."""
+        """Compare with another session: the messages both share, then the further messages of each."""
         if not isinstance(other, Session):
             raise InvalidArgument(f"compare takes another Session, not {type(other).__name__}")
         mine, theirs = self.messages, other.messages
@@ -424,23 +383,26 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
     # -- lifecycle -------------------------------------------------------------------------------------------------
 
     def pause(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        self._move("session.paused", reason, actor)
+        """Pause the session until `resume`."""
+        self._change_status("session.paused", reason, actor)
 
     def close(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        """End the session and drop temp; everything stays readable, and `reopen` brings it back."""
-        self._move("session.closed", reason, actor)
-        self._temp.clear()
+        """Close the session and drop temp state. The session stays readable, and `reopen` opens it again."""
+        self._change_status("session.closed", reason, actor)
+        self.cache.temp.clear()
 
     def archive(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        self._move("session.archived", reason, actor)
+        """Archive the session. It stays readable, and `reopen` opens it again."""
+        self._change_status("session.archived", reason, actor)
 
     def reopen(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        self._move("session.reopened", reason, actor)
+        """Open a closed or archived session again."""
+        self._change_status("session.reopened", reason, actor)
 
-    def _move(self, type: str, reason: str | None, actor: str | None) -> None:
-        # Whether the move is legal is decided by the fold, inside the append: nobody can move in between.
-        data = {} if reason is None else {"reason": checked_name(reason, "a reason", self.store.limits.metadata)}
-        self.store.append(self._log, [Draft(type=type, data=data, actor=actor)])
+    def _change_status(self, type: str, reason: str | None, actor: str | None) -> None:
+        # The fold inside the append decides whether the change is legal, so no process can change the status first.
+        data = {} if reason is None else {"reason": check_name(reason, "a reason", self.store.limits.metadata)}
+        self.store.append(self.log, [Draft(type=type, data=data, actor=actor)])
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -451,74 +413,49 @@ class Session(Scopes, Archive, Turns, Pruning, Keeping, Handover, Contexts):
         types: str | Sequence[str] | None = None,
         after: int | None = None,
     ) -> _list[Event]:
-        """The last `limit` events, oldest first; with `after`, the next ones after that number."""
+        """Return the last `limit` events, oldest first; with `after`, the next `limit` events after that number."""
         if limit is not None:
-            _checked_limit(limit)
+            check_limit(limit)
         wanted = [types] if isinstance(types, str) else _list(types or ())
-        start = None if since is None else _microseconds(since)
+        start = None if since is None else _parse_since(since)
         if after is not None:
             if isinstance(after, bool) or not isinstance(after, int) or after < 0:
                 raise InvalidArgument(f"after={after!r}: use the number of the last event you have, or 0")
-            rows = self.store.read(self._log, min(after, MAX_SEQ) + 1, limit=limit, types=wanted, since=start)
+            rows = self.store.read(self.log, min(after, MAX_SEQ) + 1, limit=limit, types=wanted, since=start)
         else:
-            rows = self.store.read(self._log, limit=limit, types=wanted, since=start, reverse=True)[::-1]
+            rows = self.store.read(self.log, limit=limit, types=wanted, since=start, reverse=True)[::-1]
         return [Event(row) for row in rows]
 
     # -- documents -------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The view as JSON, with a schema version: for `json.dump`, and for any store of documents."""
-        return document_of(self.store, self._log)
+        """Return the view as a JSON document with a schema version, for `json.dump` and for any store of documents."""
+        return document_of(self.store, self.log)
 
     @classmethod
     def from_dict(
-        cls, data: dict[str, Any], agent: Askable | None = None, *, store: Store | SessionStore | str | None = None
+        cls, data: dict[str, Any], agent: BaseAgent | None = None, *, store: Store | SessionStore | str | None = None
     ) -> Self:
-        """A session from a document: in a private memory, or in `store`, where it follows `store.save`."""
+        """Create a session from a document of `to_dict`, in a new memory store or in `store`, as `store.save` does."""
         from holdfast.stores.memory import MemoryStore
 
         found = MemoryStore() if store is None else open_store(store)
         name = data.get("id") if isinstance(data, dict) else None
-        return cls._of(found, restore(found, checked_id(name, "'id' of the document"), data), agent)
+        return cls.on_log(found, restore_document(found, check_id(name, "'id' of the document"), data), agent)
 
-    # -- the awaited twins -----------------------------------------------------------------------------------------
+    # -- awaitable methods -----------------------------------------------------------------------------------------
 
     archive_async = twin(archive)
     close_async = twin(close)
     events_async = twin(events)
-    export_async = twin(Archive.export)
-    history_async = twin(history)
+    export_async = twin(ExportMethods.export)
     pause_async = twin(pause)
     reopen_async = twin(reopen)
-    search_async = twin(search)
-    send_message_async = twin(send_message)
-    verify_async = twin(Archive.verify)
+    verify_async = twin(ExportMethods.verify)
 
 
-def _checked_limit(limit: object) -> None:
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise InvalidArgument(f"limit={limit!r}: use a whole number")
-    if limit < 0:
-        raise InvalidArgument(f"limit={limit} is negative: use 0 or more")
-    if limit > MAX_LIMIT:
-        raise InvalidArgument(f"limit={limit} is more than {MAX_LIMIT}: use a smaller one, or None where it is allowed")
-
-
-def _merged(state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """One dict from a dict or several, later ones winning."""
-    if state is None:
-        return {}
-    found: dict[str, Any] = {}
-    for one in [state] if isinstance(state, Mapping) else state:
-        if not isinstance(one, Mapping):
-            raise InvalidArgument(f"state= is a dict or a list of dicts, not {type(one).__name__}")
-        found |= one
-    for name in found:
-        checked_name(name, "a state name")
-    return found
-
-
-def _microseconds(since: object) -> int:
+def _parse_since(since: object) -> int:
+    """Return a point in time in microseconds since 1970; without a time zone it is UTC."""
     if isinstance(since, str):
         try:
             since = datetime.fromisoformat(since)

@@ -1,5 +1,8 @@
-"""State in four scopes. Session state is in the session's own log; user and app state are logs of their own, shared
-live by every session of that user or app; temp lives in the object and is never stored."""
+"""State in four scopes.
+
+Session state is in the session's own log. User state and app state have a log each, which every session of that user or
+app reads and writes. Temp state is in the session object and is never stored.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +14,47 @@ from urllib.parse import quote
 from holdfast.errors import Conflict, InvalidArgument, MissingUser, SessionExists, SessionNotFound
 from holdfast.log import codec
 from holdfast.log.events import Draft
-from holdfast.log.identifiers import checked_name
+from holdfast.log.identifiers import check_name
 
 if TYPE_CHECKING:
+    from holdfast.prompt.session_cache import SessionCache
     from holdfast.stores.base import Log, Store
 
 SCOPES = ("session", "user", "app", "temp")
 
 
-class Scopes:
-    """The state methods of a session."""
+class StateMethods:
+    """The methods of `Session` for state: `set_state` (also `put_state`), `get_state`, `delete_state`, `update_state`,
+    `state`, `scope_state`, `state_at`."""
 
     store: Store
-    _log: Log
-    _temp: dict[str, Any]
+    log: Log
+    cache: SessionCache
 
     def set_state(self, name: str, value: Any, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
-        """Give a name a value; durable before this returns, unless the scope is temp."""
-        checked_name(name, "a state name")
+        """Set the value of a name. It is durable when this returns, unless the scope is temp."""
+        check_name(name, "a state name")
         if self._is_temp(scope):
             codec.encode(value)
-            self._temp[name] = copy.deepcopy(value)
+            self.cache.temp[name] = copy.deepcopy(value)
             return
         self._append_state(scope, [Draft(type="state.set", data={"name": name, "value": value})])
 
     put_state = set_state
 
     def get_state(self, name: str, scope: str = "session", default: Any = None) -> Any:  # noqa: ANN401 - any JSON
-        """The value of a name now, whoever set it in whichever process."""
-        checked_name(name, "a state name")
+        """Return the current value of a name, also if another process set it; `default` if it has none."""
+        check_name(name, "a state name")
         if self._is_temp(scope):
-            return copy.deepcopy(self._temp.get(name, default))
+            return copy.deepcopy(self.cache.temp.get(name, default))
         log = self._scope_log(scope)
         return default if log is None else self.store.value(log, "state/" + name, default)
 
     def delete_state(self, name: str, scope: str = "session") -> bool:
-        """Remove a name; False if it had no value."""
-        checked_name(name, "a state name")
+        """Remove a name. Returns False if it had no value."""
+        check_name(name, "a state name")
         if self._is_temp(scope):
-            return self._temp.pop(name, _NOTHING) is not _NOTHING
+            return self.cache.temp.pop(name, _NOTHING) is not _NOTHING
         log = self._scope_log(scope)
         if log is None or self.store.lookup(log, "state/" + name) is None:
             return False
@@ -57,16 +62,16 @@ class Scopes:
         return True
 
     def update_state(self, name: str, change: Callable[[Any], Any], scope: str = "session") -> Any:  # noqa: ANN401
-        """Replace a value by a function of it, atomically across threads and processes; returns the new value.
+        """Replace a value by `change(value)`, atomically across threads and processes, and return the new value.
 
-        `change` is called again if somebody else wrote first, so it should do nothing but compute.
+        If another writer is first, `change` is called again with the new value, so it should have no side effects.
         """
-        checked_name(name, "a state name")
+        check_name(name, "a state name")
         if not callable(change):
             raise InvalidArgument("update_state takes a function of the old value: update_state(name, lambda n: n + 1)")
         if self._is_temp(scope):
-            self.set_state(name, change(copy.deepcopy(self._temp.get(name))), scope="temp")
-            return copy.deepcopy(self._temp[name])
+            self.set_state(name, change(copy.deepcopy(self.cache.temp.get(name))), scope="temp")
+            return copy.deepcopy(self.cache.temp[name])
         tries = 0
         while True:
             log = self._scope_log(scope) or self._new_scope_log(scope)
@@ -78,27 +83,27 @@ class Scopes:
                 return value
             except Conflict:
                 tries += 1
-                if tries > 3:  # a crowd: step back for a moment, each for another one
-                    spread = int.from_bytes(self.store.ids.random(1), "big") / 255
-                    self.store.ids.sleep(spread * min(tries, 20) * 0.0005)
+                if tries > 3:  # many writers at once: each sleeps for a random time, so that they do not collide again
+                    spread = int.from_bytes(self.store.clock.random_bytes(1), "big") / 255
+                    self.store.clock.sleep(spread * min(tries, 20) * 0.0005)
 
     @property
     def state(self) -> dict[str, Any]:
-        """A copy of the session's own state."""
-        return self.store.values(self._log, "state/")
+        """A copy of the state of scope "session"."""
+        return self.store.values(self.log, "state/")
 
     def scope_state(self, scope: str) -> dict[str, Any]:
-        """A copy of the state of a scope."""
+        """Return a copy of the state of a scope."""
         if self._is_temp(scope):
-            return copy.deepcopy(self._temp)
+            return copy.deepcopy(self.cache.temp)
         log = self._scope_log(scope)
         return {} if log is None else self.store.values(log, "state/")
 
     def state_at(self, seq: int) -> dict[str, Any]:
-        """The session's own state as it was after event `seq`."""
+        """Return the state of scope "session" as it was after event `seq`."""
         if isinstance(seq, bool) or not isinstance(seq, int) or seq < 0:
             raise InvalidArgument(f"state_at takes the number of an event, not {seq!r}")
-        return self.store.values(self._log, "state/", at=seq)
+        return self.store.values(self.log, "state/", at=seq)
 
     def _is_temp(self, scope: str) -> bool:
         if scope not in SCOPES:
@@ -106,16 +111,16 @@ class Scopes:
         return scope == "temp"
 
     def _scope_id(self, scope: str) -> str:
-        owner = self._log.user_id if scope == "user" else self._log.app_name
+        owner = self.log.user_id if scope == "user" else self.log.app_name
         if owner is None:
             field = "user_id" if scope == "user" else "app_name"
             raise MissingUser(
                 f"scope={scope!r} needs to know whose: open the session with {field}=, as in agent.session({field}='…')"
             )
-        return quote(owner, safe="")  # any text may be an owner; a log's id is plain
+        return quote(owner, safe="")  # an owner may be any text, the id of a log may not
 
     def _scope_log(self, scope: str) -> Log | None:
-        return self._log if scope == "session" else self.store.find(scope, self._scope_id(scope))
+        return self.log if scope == "session" else self.store.find(scope, self._scope_id(scope))
 
     def _new_scope_log(self, scope: str) -> Log:
         id = self._scope_id(scope)
@@ -126,14 +131,14 @@ class Scopes:
 
     def _append_state(self, scope: str, drafts: list[Draft]) -> None:
         if scope == "session":
-            self.store.append(self._log, drafts)
+            self.store.append(self.log, drafts)
             return
         while True:
             try:
                 self.store.append(self._scope_log(scope) or self._new_scope_log(scope), drafts)
                 return
             except SessionNotFound:
-                continue  # erased in this very moment: start a new one
+                continue  # an erasure removed the log after it was found: create a new one
 
 
 _NOTHING = object()

@@ -1,55 +1,60 @@
-"""Running an agent in a session: four ways to ask, one loop; and taking up what was left."""
+"""The turns of a session: ask an agent, resume a turn that a crash or an approval interrupted, replay finished turns.
+
+Every way to ask runs the same loop, and the lease of the session lets one turn run at a time.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.concurrency import off_thread, twin
 from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
 from holdfast.log.events import MESSAGE_TYPES, Draft, Event, message_data
-from holdfast.log.identifiers import checked_name
+from holdfast.log.identifiers import check_name
 from holdfast.log.messages import Message
-from holdfast.log.view import Turn, view_of
+from holdfast.log.view import Turn, decode_view
 from holdfast.policy.budget import Budget
-from holdfast.stores.documents import message_of
+from holdfast.prompt.session_cache import SessionCache
+from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
+from holdfast.stores.messages import message_of
 
 if TYPE_CHECKING:
-    from holdfast.agent_base import Askable
+    from holdfast.agent_base import BaseAgent
     from holdfast.models.base import Usage
     from holdfast.plan import Plan
     from holdfast.schema.output import OutputShape
     from holdfast.stores.base import Log, Store
     from holdfast.turn.replay import Difference, RecordedTurn, Replay
     from holdfast.turn.response import Pending, Response
-    from holdfast.turn.runtime import World
+    from holdfast.turn.runtime import TurnRuntime
     from holdfast.turn.stream_events import StreamEvent
 
-LONGEST_PAUSE = 0.05
+LONGEST_PAUSE = 0.05  # seconds between two tries to start a turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """A turn whose process has gone: `resume()` finishes it, `run()` settles it."""
+    """A turn whose process ended before the turn did: `resume()` finishes it, `run()` settles it."""
 
     run_id: str
     question: str
-    unknown_calls: list[str]  # tools that may or may not have taken effect
-    attempts: int
-    parked: bool
+    unknown_calls: list[str]  # tools that were called and may or may not have taken effect
+    attempts: int  # how often the turn was started or resumed
+    parked: bool  # whether the turn used up its attempts and waits for a decision
 
 
 class AsyncStream:
-    """The events of a turn: `async for event in session.stream_async(...)`, with or without an await before it."""
+    """The events of a turn: `async for event in session.stream_async(...)`. Awaiting it returns itself."""
 
     def __init__(self, events: AsyncIterator[StreamEvent]) -> None:
         self._events = events
 
     def __await__(self) -> Generator[Any, None, AsyncStream]:
         return self
-        yield  # a generator, so that it can be awaited
+        yield  # never reached; it makes this function a generator, which `await` needs
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -58,207 +63,146 @@ class AsyncStream:
         return self._events.__anext__()
 
     async def aclose(self) -> None:
-        """Cancel the turn, if it is still going on."""
+        """Cancel the turn, if it is still running."""
         close: Callable[[], Awaitable[None]] = self._events.aclose  # type: ignore[attr-defined]
         await close()
 
 
-class Turns:
-    """The methods of a session that ask a model."""
+class TurnMethods:
+    """The methods of `Session` for turns: `run`, `stream`, `json`, `resume`, `unfinished`, `pending`, `approve`,
+    `deny`, `replay`, `usage`, `budget`, `cost`. The `_async` methods of the first four run on the event loop itself, so
+    `twin` cannot make them: a twin runs on a thread."""
 
     store: Store
-    agent: Askable | None
-    _log: Log
-    _temp: dict[str, Any]
+    agent: BaseAgent | None
+    log: Log
+    cache: SessionCache
     if TYPE_CHECKING:
 
         @property
         def status(self) -> str: ...
-        def _move(self, type: str, reason: str | None, actor: str | None) -> None: ...
-        def _prune_if_asked(self) -> None: ...
+        def _change_status(self, type: str, reason: str | None, actor: str | None) -> None: ...
+        def prune_if_due(self) -> None: ...
+        def get_state(self, name: str, scope: str = "session", default: Any = None) -> Any: ...  # noqa: ANN401
+        def set_state(self, name: str, value: Any, scope: str = "session") -> None: ...  # noqa: ANN401
         def fork(self, session_id: str | None = None, at: int | None = None) -> Self: ...
 
-    def _begin_empty(self) -> None:
-        """What a session object has before it did anything."""
-        self._temp = {}
-        self._contexts: set[str] = set()  # prompts that this log is known to hold already
-        self._windows: dict[str, Any] = {}  # the end of the conversation as the last prompt had it
-        self._idle_policy: dict[str, int] = {}  # since when pruning by itself frees nothing
-        self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: the stream that it has not finished
-
-    def _drop_windows(self) -> None:
-        """Forget what was read: some of it must not be shown again."""
-        self._windows.clear()
-        self._contexts.clear()
+    def _init_caches(self) -> None:
+        self.cache = SessionCache()
+        self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: its last stream, perhaps not read to the end
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        message: str | Message | Mapping[str, Any],
-        *,
-        agent: Askable | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        tool_choice: str | None = None,
-        stop: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Response:
-        """Ask, and wait for the answer. Turns of one session happen one after the other; `timeout` bounds the wait."""
-        options = _options(temperature, max_tokens, tool_choice, stop)
-        self._close_abandoned()
-        return _last(self._turn(message, agent, None, options, metadata, timeout))
+    def run(self, message: str | Message | Mapping[str, Any], **options: Unpack[CallOptions]) -> Response:
+        """Ask, wait for the answer and return it. A session runs one turn at a time; `timeout` bounds the wait.
 
-    async def run_async(
-        self,
-        message: str | Message | Mapping[str, Any],
-        *,
-        agent: Askable | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        tool_choice: str | None = None,
-        stop: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Response:
-        options = _options(temperature, max_tokens, tool_choice, stop)
-        return await _last_async(self._turn_async(message, agent, None, options, metadata, timeout))
+        Options: agent, temperature, max_tokens, tool_choice, stop, metadata, timeout.
+        """
+        start = self._start("run", message, None, options)
+        self._close_abandoned()
+        return _last_response(self._stream_turn(start))
+
+    async def run_async(self, message: str | Message | Mapping[str, Any], **options: Unpack[CallOptions]) -> Response:
+        """Do as `run`, on the event loop."""
+        return await _last_response_async(self._stream_turn_async(self._start("run_async", message, None, options)))
 
     def stream(
-        self,
-        message: str | Message | Mapping[str, Any],
-        *,
-        agent: Askable | None = None,
-        schema: object = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        tool_choice: str | None = None,
-        stop: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        self, message: str | Message | Mapping[str, Any], *, schema: object = None, **options: Unpack[CallOptions]
     ) -> Iterator[StreamEvent]:
-        """Ask, and see the answer come. Leaving the loop early cancels the turn."""
-        options = _options(temperature, max_tokens, tool_choice, stop)
-        shape = None if schema is None else _shape(schema)
+        """Ask, and return the events of the turn as they happen. Leaving the loop over them early cancels the turn."""
+        start = self._start("stream", message, schema, options)
         self._close_abandoned()
-        events = self._turn(message, agent, shape, options, metadata, timeout)
+        events = self._stream_turn(start)
         self._streams[threading.get_ident()] = events
         return events
 
     def stream_async(
-        self,
-        message: str | Message | Mapping[str, Any],
-        *,
-        agent: Askable | None = None,
-        schema: object = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        tool_choice: str | None = None,
-        stop: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        self, message: str | Message | Mapping[str, Any], *, schema: object = None, **options: Unpack[CallOptions]
     ) -> AsyncStream:
-        options = _options(temperature, max_tokens, tool_choice, stop)
-        shape = None if schema is None else _shape(schema)
-        return AsyncStream(self._turn_async(message, agent, shape, options, metadata, timeout))
+        """Do as `stream`, on the event loop."""
+        return AsyncStream(self._stream_turn_async(self._start("stream_async", message, schema, options)))
 
     def json(
-        self,
-        message: str | Message | Mapping[str, Any],
-        *,
-        schema: object,
-        agent: Askable | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        self, message: str | Message | Mapping[str, Any], *, schema: object, **options: Unpack[CallOptions]
     ) -> Response:
-        """Ask for `response.output` of a shape: a pydantic model, dataclass, TypedDict or JSON Schema."""
-        options = _options(temperature, max_tokens, None, stop)
+        """Ask for a `response.output` that fits `schema`: a pydantic model, dataclass, TypedDict or JSON Schema."""
+        start = self._start("json", message, schema, options, needs_schema=True)
         self._close_abandoned()
-        return _last(self._turn(message, agent, _shape(schema), options, metadata, timeout))
+        return _last_response(self._stream_turn(start))
 
     async def json_async(
-        self,
-        message: str | Message | Mapping[str, Any],
-        *,
-        schema: object,
-        agent: Askable | None = None,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        stop: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
+        self, message: str | Message | Mapping[str, Any], *, schema: object, **options: Unpack[CallOptions]
     ) -> Response:
-        options = _options(temperature, max_tokens, None, stop)
-        return await _last_async(self._turn_async(message, agent, _shape(schema), options, metadata, timeout))
+        """Do as `json`, on the event loop."""
+        start = self._start("json_async", message, schema, options, needs_schema=True)
+        return await _last_response_async(self._stream_turn_async(start))
 
     # -- the two drivers -------------------------------------------------------------------------------------------
 
-    def _turn(
-        self,
-        message: str | Message | Mapping[str, Any],
-        agent: Askable | None,
-        shape: OutputShape | None,
-        options: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None,
-        timeout: float | None,
-    ) -> Iterator[StreamEvent]:
-        from holdfast.turn.drivers import drive  # the loop is loaded by those who run one
+    def _stream_turn(self, start: _TurnStart) -> Iterator[StreamEvent]:
+        """Run a turn as soon as the session is free, and yield its events. Raises SessionBusy when the wait is over."""
+        from holdfast.turn.drivers import drive  # the first turn loads the loop, not the import of Session
 
-        question, wait = Message.of(message), self._wait(agent, timeout)
         while True:
-            world = self._world(agent, shape, options)
-            try:
-                opening = world.open_with(question, metadata)
+            runtime = start.new_runtime()
+            with _RetryBeforeLease(runtime):
+                opening = start.begin(runtime)
                 if opening is not None:
-                    yield from drive(world, opening)
-                    if world.retained:
-                        self._prune_if_asked()
+                    yield from drive(runtime, opening)
+                    if runtime.has_retention:
+                        self.prune_if_due()
                     return
-            except (Conflict, SessionBusy):
-                if world.renewal is not None:
-                    raise  # not about beginning
-            self.store.ids.sleep(wait.pause())
+            self.store.clock.sleep(start.next_pause())
 
-    async def _turn_async(
-        self,
-        message: str | Message | Mapping[str, Any],
-        agent: Askable | None,
-        shape: OutputShape | None,
-        options: Mapping[str, Any],
-        metadata: Mapping[str, Any] | None,
-        timeout: float | None,
-    ) -> AsyncIterator[StreamEvent]:
+    async def _stream_turn_async(self, start: _TurnStart) -> AsyncIterator[StreamEvent]:
         import asyncio
 
         from holdfast.turn.drivers import drive_async
 
-        question, wait = Message.of(message), self._wait(agent, timeout)
         while True:
-            world = self._world(agent, shape, options)
-            try:
-                opening = await off_thread(world.open_with, question, metadata)
+            runtime = start.new_runtime()
+            with _RetryBeforeLease(runtime):
+                opening = await off_thread(start.begin, runtime)
                 if opening is not None:
-                    async for event in drive_async(world, opening):
+                    async for event in drive_async(runtime, opening):
                         yield event
-                    if world.retained:
-                        await off_thread(self._prune_if_asked)
+                    if runtime.has_retention:
+                        await off_thread(self.prune_if_due)
                     return
-            except (Conflict, SessionBusy):
-                if world.renewal is not None:
-                    raise
-            await asyncio.sleep(wait.pause())
+            await asyncio.sleep(start.next_pause())
 
-    def _world(self, agent: Askable | None, shape: OutputShape | None, options: Mapping[str, Any]) -> World:
-        from holdfast.turn.runtime import World
+    def _start(
+        self,
+        method: str,
+        message: str | Message | Mapping[str, Any],
+        schema: object,
+        options: CallOptions,
+        *,
+        needs_schema: bool = False,
+    ) -> _TurnStart:
+        """Check every argument, and return the start of a turn that answers `message`."""
+        refuse_unknown_options(method, options, CallOptions)
+        shape = _output_shape(schema) if needs_schema or schema is not None else None
+        question, metadata = Message.of(message), options.get("metadata")
 
-        plan = self._agent(agent).plan()
-        return World(self.store, self._log, plan, session=self, temp=self._temp, shape=shape, options=options)
+        def begin(runtime: TurnRuntime) -> list[Draft] | None:
+            from holdfast.turn.start import begin_turn
 
-    def _agent(self, agent: Askable | None) -> Askable:
+            return begin_turn(runtime, question, metadata)
+
+        agent, timeout = self._agent_or_default(options.get("agent")), options.get("timeout")
+        wait = _BusyWait(self.log.id, self.store, agent.timeout if timeout is None else timeout)
+        return _TurnStart(lambda: self._new_runtime(agent, shape, model_options(options)), begin, wait)
+
+    def _new_runtime(
+        self, agent: BaseAgent | None, shape: OutputShape | None, options: Mapping[str, Any]
+    ) -> TurnRuntime:
+        from holdfast.turn.runtime import TurnRuntime
+
+        plan = self._agent_or_default(agent).plan()
+        return TurnRuntime(self.store, self.log, plan, session=self, shape=shape, options=options)
+
+    def _agent_or_default(self, agent: BaseAgent | None) -> BaseAgent:
         if agent is None:
             agent = self.agent
         if agent is None:
@@ -267,78 +211,66 @@ class Turns:
             agent = self.agent = Agent()  # the configured default
         return agent
 
-    def _wait(self, agent: Askable | None, timeout: float | None) -> _Wait:
-        seconds = self._agent(agent).timeout if timeout is None else timeout
-        return _Wait(self._log.id, self.store, seconds)
-
     def _close_abandoned(self) -> None:
-        """A thread that asks again has left its last stream: that turn is cancelled."""
+        """Cancel the turn of the last stream of this thread, if the thread has not read it to the end."""
         left = self._streams.pop(threading.get_ident(), None)
         close: Callable[[], None] | None = getattr(left, "close", None)
         if close is not None:
             close()
 
-    # -- taking up what was left -----------------------------------------------------------------------------------
+    # -- resuming --------------------------------------------------------------------------------------------------
 
     def resume(
-        self, agent: Askable | None = None, *, reason: str | None = None, actor: str | None = None
+        self, agent: BaseAgent | None = None, *, reason: str | None = None, actor: str | None = None
     ) -> Response | None:
-        """Un-pause if paused; then finish the unfinished or decided turn, if there is one, and return its response."""
-        if self.status in ("paused", "closed", "archived"):
-            self._move("session.resumed", reason, actor)
-        if view_of(self.store.head(self._log).view).turn is None:
-            return None
-        from holdfast.turn.drivers import drive
+        """Resume the session if it is paused; then finish its open turn and return the response of the turn.
 
-        wait = self._wait(agent, None)
-        while True:
-            world = self._world(agent, None, {})
-            try:
-                if not world.reopen():
-                    return None
-                response = _last(drive(world, []))
-                if world.retained:
-                    self._prune_if_asked()
-                return response
-            except (Conflict, SessionBusy):
-                if world.renewal is not None:
-                    raise
-            self.store.ids.sleep(wait.pause())
+        The open turn is one that a crash cut short, or whose calls are decided. Returns None if there is none. Raises
+        LifecycleError if the session is closed or archived.
+        """
+        if not self._reopen_for_resume(reason, actor):
+            return None
+        try:
+            return _last_response(self._stream_turn(self._start_resume(agent)))
+        except _NoOpenTurn:  # another process has finished the turn first
+            return None
 
     async def resume_async(
-        self, agent: Askable | None = None, *, reason: str | None = None, actor: str | None = None
+        self, agent: BaseAgent | None = None, *, reason: str | None = None, actor: str | None = None
     ) -> Response | None:
-        if (await off_thread(lambda: self.status)) in ("paused", "closed", "archived"):
-            await off_thread(self._move, "session.resumed", reason, actor)
-        if view_of((await off_thread(self.store.head, self._log)).view).turn is None:
+        """Do as `resume`, on the event loop."""
+        if not await off_thread(self._reopen_for_resume, reason, actor):
             return None
-        import asyncio
+        try:
+            return await _last_response_async(self._stream_turn_async(self._start_resume(agent)))
+        except _NoOpenTurn:
+            return None
 
-        from holdfast.turn.drivers import drive_async
+    def _reopen_for_resume(self, reason: str | None, actor: str | None) -> bool:
+        """Resume a paused session; return whether it has an open turn. Raises LifecycleError if closed or archived."""
+        if self.status in ("paused", "closed", "archived"):
+            self._change_status("session.resumed", reason, actor)
+        return decode_view(self.store.head(self.log).view).turn is not None
 
-        wait = self._wait(agent, None)
-        while True:
-            world = self._world(agent, None, {})
-            try:
-                if not await off_thread(world.reopen):
-                    return None
-                response = await _last_async(drive_async(world, []))
-                if world.retained:
-                    await off_thread(self._prune_if_asked)
-                return response
-            except (Conflict, SessionBusy):
-                if world.renewal is not None:
-                    raise
-            await asyncio.sleep(wait.pause())
+    def _start_resume(self, agent: BaseAgent | None) -> _TurnStart:
+        def begin(runtime: TurnRuntime) -> list[Draft]:
+            from holdfast.turn.start import resume_turn
+
+            if not resume_turn(runtime):
+                raise _NoOpenTurn
+            return []
+
+        wait = _BusyWait(self.log.id, self.store, self._agent_or_default(agent).timeout)
+        return _TurnStart(lambda: self._new_runtime(agent, None, {}), begin, wait)
 
     @property
     def unfinished(self) -> Unfinished | None:
-        """The turn that a crash cut, if there is one and nobody is at work on it."""
-        turn = view_of(self.store.head(self._log).view).turn
+        """The turn that a crash cut short; None if there is none, or if a live process is running it."""
+        turn = decode_view(self.store.head(self.log).view).turn
         if turn is None or turn.waiting:
             return None
-        lease = self.store.lease(self._log)
-        if lease is not None and lease.alive:
+        lease = self.store.lease(self.log)
+        if lease is not None and lease.is_alive:
             return None
         return Unfinished(
             run_id=turn.run,
@@ -350,21 +282,21 @@ class Turns:
 
     def _question_of(self, turn: Turn) -> str:
         if turn.question:
-            rows = self.store.read(self._log, turn.question, turn.question)
+            rows = self.store.read(self.log, turn.question, turn.question)
         else:
-            rows = self.store.read(self._log, turn.first, limit=1, types=["message.added"])
+            rows = self.store.read(self.log, turn.first, limit=1, types=["message.added"])
         text: str = message_data(Event(rows[0])).get("text", "") if rows else ""
         return text
 
     @property
     def pending(self) -> list[Pending]:
-        """The calls that wait for a person's decision."""
+        """The calls that wait for the decision of a person."""
         from holdfast.turn.response import Pending
 
-        turn = view_of(self.store.head(self._log).view).turn
+        turn = decode_view(self.store.head(self.log).view).turn
         found = []
         for seq in () if turn is None else turn.pending.values():
-            data = self.store.event(self._log, seq).data
+            data = self.store.event(self.log, seq).data
             found.append(
                 Pending(
                     call_id=data["call_id"],
@@ -377,37 +309,38 @@ class Turns:
         return found
 
     def approve(self, call_id: str, *, actor: str | None = None) -> None:
-        """Let a waiting call run, at the next `resume()`; from any process."""
-        self._decide(call_id, {"approved": True}, actor)
+        """Approve a waiting call, from any process; the next `resume()` runs it."""
+        self._record_decision(call_id, {"approved": True}, actor)
 
     def deny(self, call_id: str, reason: str | None = None, *, actor: str | None = None) -> None:
-        """Refuse a waiting call; the model is told so, and why."""
+        """Refuse a waiting call; the model gets the refusal and the reason as the result of the call."""
         data = {"approved": False}
         if reason is not None:
-            data["reason"] = checked_name(reason, "a reason", self.store.limits.metadata)  # type: ignore[assignment]
-        self._decide(call_id, data, actor)
+            data["reason"] = check_name(reason, "a reason", self.store.limits.metadata)  # type: ignore[assignment]
+        self._record_decision(call_id, data, actor)
 
-    def _decide(self, call_id: str, data: dict[str, Any], actor: str | None) -> None:
-        call_id = checked_name(call_id, "call_id")
-        self.store.append(self._log, [Draft(type="approval.decided", data={"call_id": call_id, **data}, actor=actor)])
+    def _record_decision(self, call_id: str, data: dict[str, Any], actor: str | None) -> None:
+        call_id = check_name(call_id, "call_id")
+        self.store.append(self.log, [Draft(type="approval.decided", data={"call_id": call_id, **data}, actor=actor)])
 
-    # -- again -----------------------------------------------------------------------------------------------------
+    # -- replay ----------------------------------------------------------------------------------------------------
 
-    def replay(self, agent: Askable | None = None) -> Replay:
-        """Run the finished turns again in a fork, with the recorded replies and results as the world.
+    def replay(self, agent: BaseAgent | None = None) -> Replay:
+        """Run the finished turns again in a fork, with the recorded replies of the model and results of the tools.
 
-        Nothing is asked and no tool runs; the report names the first thing that this agent would do differently.
+        No model is called and no tool runs. The result names the first difference between the record and the turns as
+        this agent would run them.
         """
-        from holdfast.turn.replay import Replay, recorded_turns
+        from holdfast.turn.replay import Replay, find_finished_turns
 
-        store, log = self.store, self._log
+        store, log = self.store, self.log
         rows = list(store.walk(log, 1, store.head(log).head))
         messages = {row.seq: message_of(store, log, row) for row in rows if row.type in MESSAGE_TYPES}
-        turns = recorded_turns([Event(row) for row in rows], messages)
+        turns = find_finished_turns([Event(row) for row in rows], messages)
         if not turns:
             return Replay(turns=0, first_difference=None, session=None)
         fork = self.fork(at=turns[0].first - 1)
-        plan = self._agent(agent).plan()
+        plan = self._agent_or_default(agent).plan()
         difference = None
         for number, turn in enumerate(turns, 1):
             difference = fork._replay_turn(number, turn, plan)
@@ -417,107 +350,124 @@ class Turns:
 
     def _replay_turn(self, number: int, turn: RecordedTurn, plan: Plan) -> Difference | None:
         from holdfast.turn.drivers import drive
-        from holdfast.turn.replay import compared
-        from holdfast.turn.runtime import World
+        from holdfast.turn.replay import find_difference
+        from holdfast.turn.runtime import TurnRuntime
+        from holdfast.turn.start import begin_turn
 
         schema = turn.options.get("schema")
-        world = World(
+        runtime = TurnRuntime(
             self.store,
-            self._log,
+            self.log,
             plan,
             session=self,
-            temp=self._temp,
-            shape=None if schema is None else _shape(schema),
+            shape=None if schema is None else _output_shape(schema),
             options={name: value for name, value in turn.options.items() if name != "schema"},
-            stage=turn.stage,
+            substitute=turn.substitute,
         )
-        before = self.store.head(self._log).head
-        opening = world.open_with(turn.question, None)
-        assert opening is not None, "nobody else knows this fork"
+        before = self.store.head(self.log).head
+        opening = begin_turn(runtime, turn.question)
+        assert opening is not None, "no other process knows this fork"
         try:
-            _last(drive(world, opening))
+            _last_response(drive(runtime, opening))
         except AgentError:
-            pass  # the log of the fork says how it ended, and the comparison finds it
-        replayed = [Event(row) for row in self.store.read(self._log, before + 1)]
-        return compared(number, turn.events, [event for event in replayed if event.run == world.run])
+            pass  # the log of the fork records how the turn ended, and the comparison reads it there
+        replayed = [Event(row) for row in self.store.read(self.log, before + 1)]
+        return find_difference(number, turn.events, [event for event in replayed if event.run == runtime.run])
 
     replay_async = twin(replay)
     approve_async = twin(approve)
     deny_async = twin(deny)
 
-    # -- what it took ----------------------------------------------------------------------------------------------
+    # -- usage and cost --------------------------------------------------------------------------------------------
 
     @property
     def usage(self) -> Usage:
-        """Tokens of every model call of this session."""
+        """The tokens of all model calls of this session, summed."""
         from holdfast.models.base import Usage
 
-        used = view_of(self.store.head(self._log).view).usage
+        used = decode_view(self.store.head(self.log).view).usage
         return Usage(**{name: used.get(name, 0) for name in Usage.__dataclass_fields__})
 
     @property
     def budget(self) -> Budget | None:
-        found = self.store.value(self._log, "budget")
+        """The budget of the session; None if it has none."""
+        found = self.store.value(self.log, "budget")
         return None if found is None else Budget.of(found)
 
     @property
     def cost(self) -> float:
-        """What the usage costs, by the prices of the session's budget; 0 without prices."""
+        """The cost of the usage, by the prices of the session's budget; 0 without prices."""
         budget = self.budget
-        return 0.0 if budget is None else budget.cost_of(view_of(self.store.head(self._log).view).usage)
+        return 0.0 if budget is None else budget.cost_of(decode_view(self.store.head(self.log).view).usage)
 
 
-class _Wait:
-    """Waiting for the session to be free: longer pauses each time, until the deadline."""
+class _NoOpenTurn(Exception):
+    """The session has no open turn to resume."""
+
+
+class _RetryBeforeLease:
+    """Swallows a conflict that happens before the turn has its lease: another process took it first, so try again."""
+
+    def __init__(self, runtime: TurnRuntime) -> None:
+        self._runtime = runtime
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, Conflict | SessionBusy) and self._runtime.renewal is None
+
+
+class _BusyWait:
+    """The pauses of a caller that waits for the session to be free: each is longer, until the deadline."""
 
     def __init__(self, session_id: str, store: Store, seconds: float) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
             raise InvalidArgument(f"timeout={seconds!r}: use a number of seconds")
-        self._id, self._ids = session_id, store.ids
-        self._deadline = self._ids.elapsed() + seconds
+        self._id, self._clock = session_id, store.clock
+        self._deadline = self._clock.monotonic() + seconds
         self._next = 0.001
 
-    def pause(self) -> float:
-        """How long to sleep before the next try; SessionBusy when there is no time left."""
-        left = self._deadline - self._ids.elapsed()
+    def next_pause(self) -> float:
+        """Return the seconds to sleep before the next try. Raises SessionBusy when no time is left."""
+        left = self._deadline - self._clock.monotonic()
         if left <= 0:
             raise SessionBusy(self._id, retry_after=1.0)
         self._next = min(self._next * 1.5, LONGEST_PAUSE)
         return min(self._next, left)
 
 
-def _options(
-    temperature: float | None, max_tokens: int | None, tool_choice: str | None, stop: Sequence[str] | None
-) -> dict[str, Any]:
-    if isinstance(stop, str):
-        stop = [stop]
-    given = {
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-        "tool_choice": tool_choice,
-        "stop": None if stop is None else list(stop),
-    }
-    return {name: value for name, value in given.items() if value is not None}
+@dataclass(frozen=True, slots=True)
+class _TurnStart:
+    """How to start one turn; tried again until the session is free."""
+
+    new_runtime: Callable[[], TurnRuntime]
+    begin: Callable[[TurnRuntime], list[Draft] | None]  # returns None if another process runs a turn
+    wait: _BusyWait
+
+    def next_pause(self) -> float:
+        """Return the seconds to sleep before the next try. Raises SessionBusy when no time is left."""
+        return self.wait.next_pause()
 
 
-def _shape(schema: object) -> OutputShape:
+def _output_shape(schema: object) -> OutputShape:
     from holdfast.schema.output import OutputShape
 
     return OutputShape(schema)
 
 
-def _last(events: Iterator[StreamEvent]) -> Response:
+def _last_response(events: Iterator[StreamEvent]) -> Response:
     found: Response | None = None
-    for event in events:  # to its end: there is work after the last event
+    for event in events:  # read to the end: the driver still has work to do after the last event
         if event.type == "done":
             found = event.response
     assert found is not None, "a turn ends with its response, or raises"
     return found
 
 
-async def _last_async(events: AsyncIterator[StreamEvent]) -> Response:
+async def _last_response_async(events: AsyncIterator[StreamEvent]) -> Response:
     found: Response | None = None
-    async for event in events:  # to its end, so that nothing is left for the collector
+    async for event in events:  # read to the end, so that the garbage collector has no open generator to close
         if event.type == "done":
             found = event.response
     assert found is not None, "a turn ends with its response, or raises"

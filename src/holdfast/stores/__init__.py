@@ -1,4 +1,4 @@
-"""Where logs live. Stores know nothing of models, agents or sessions' manners; they keep what they are given.
+"""Stores of logs. A store knows nothing of models, agents or the rules of sessions.
 
 The names are loaded when asked for, so that `import holdfast` does not pay for drivers that are not used.
 """

@@ -1,7 +1,7 @@
-"""What one append will write, decided before it is written. Pure, so that every store decides alike.
+"""The plan of one append, made before anything is written. The functions are pure, so that all stores decide alike.
 
-The order of the checks is a promise: the idempotency key first (a hit gives the first outcome, whatever the head and
-epoch are now), then limits, then the fence, then the head, then the rules of the view.
+The order of the checks is a promise: the idempotency key first (a known key gives the first outcome, for any head and
+epoch), then limits, then the fence, then the head, then the rules of the view.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from holdfast.errors import (
     StaleEpoch,
 )
 from holdfast.log import chain, codec
-from holdfast.log.events import MESSAGE_TYPES, SALT, VERSIONS, Draft, Row
+from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Row
 from holdfast.log.messages import Limits
-from holdfast.log.named_values import HAS_NAMES, NameRow, columns_of, names_of
-from holdfast.log.times import microseconds
-from holdfast.log.view import TURN_ENDS, View, is_marked, view_of
+from holdfast.log.named_values import NAMING_TYPES, NameRow, columns_of, names_of
+from holdfast.log.times import days_to_microseconds
+from holdfast.log.view import TURN_ENDS, View, changes_view, decode_view
 from holdfast.stores.lease import Claim, Lease
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # What an immutable session refuses until its time has passed. A turn's own compaction is none of it: that only keeps
 # the prompt within the model's window.
-_ALTERING = {
+_ALTERING_TYPES = {
     "event.redacted": "redact an event of",
     "view.cleared": "clear",
     "view.compacted": "prune",
@@ -59,9 +59,10 @@ MAINTENANCE = frozenset(
     )
 )
 RETENTION_TYPES = frozenset(("retention.set", "session.held", "session.released", "session.reopened", "session.erased"))
-_RARE = frozenset(_ALTERING) | MAINTENANCE | RETENTION_TYPES
+_RARE = frozenset(_ALTERING_TYPES) | MAINTENANCE | RETENTION_TYPES
 SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
 MAX_PAYLOAD = 32 << 20
+MAX_SEQ = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Once:
+class IdempotencyRecord:
     """What an idempotency key stands for."""
 
     digest: bytes
@@ -88,7 +89,7 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Appended:
+class AppendResult:
     """The outcome of an append: the numbers its events got, and the epoch that holds now."""
 
     first: int
@@ -96,17 +97,17 @@ class Appended:
     epoch: int
     repeated: bool = False  # the same key had stored this before
     at: int = 0
-    retained: bool = False  # the session has a retention, which may ask for more
-    queued: bool = False  # something is to be run in the session
+    has_retention: bool = False  # the session has a retention, which may ask for more
+    has_queued_runs: bool = False  # something is to be run in the session
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AppendRequest:
     """One append as it was asked for, its payloads encoded."""
 
     drafts: Sequence[Draft]
     encoded: Sequence[bytes]
-    once: str | None
+    idempotency_key: str | None
     epoch: int | None
     expected: int | None
     claim: Claim | None
@@ -117,47 +118,56 @@ class Request:
         """What the key stands for. Of a message that is admitted and run in one append, only the message: the same key
         may admit it again without running it."""
         if self.drafts and self.drafts[0].type == "message.queued":
-            return chain.digest(self.drafts[:1], self.encoded[:1])
-        return chain.digest(self.drafts, self.encoded)
+            return chain.content_digest(self.drafts[:1], self.encoded[:1])
+        return chain.content_digest(self.drafts, self.encoded)
 
 
-class Keep(NamedTuple):
+class RetentionRow(NamedTuple):
     """How long a log is kept, as the sweep looks it up and the triggers guard it; a fold of its events."""
 
     ttl: int | None  # microseconds after the last activity
     immutable: bool
     held: bool
-    active: int  # when the last activity was
+    last_active_at: int  # when the last activity was
 
 
 @dataclass(slots=True)
-class Batch:
+class AppendBatch:
     """Everything that one append writes, in one transaction."""
 
-    outcome: Appended
+    outcome: AppendResult
     head: Head
     before: Head
     rows: list[Row] = field(default_factory=list)
-    marked: list[bool] = field(default_factory=list)
+    changes_view: list[bool] = field(default_factory=list)
     names: list[NameRow] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
-    once: tuple[str, Once] | None = None
+    idempotency: tuple[str, IdempotencyRecord] | None = None
     snapshot: bytes | None = None  # of the view after this batch
-    session: dict[str, Any] | None = None  # changed columns of the session's row
-    keep: Keep | None = None  # what the sweep and the triggers must know, if that changed
-    active: int | None = None  # when an immutable session was last active: the triggers count from it
-    work: bool | None = None  # whether something is to be run here now, if that changed
+    changed_columns: dict[str, Any] | None = None  # changed columns of the session's row
+    retention_row: RetentionRow | None = None  # what the sweep and the triggers must know, if that changed
+    last_active_at: int | None = None  # when an immutable session was last active: the triggers count from it
+    has_queued_runs: bool | None = None  # whether something is to be run here now, if that changed
     claim: Claim | None = None
     release: bool = False
 
     @property
-    def simple(self) -> bool:
+    def is_simple(self) -> bool:
         """Only events and names: the common case, which a store may write in one statement."""
-        special = (self.blobs, self.once, self.snapshot, self.session, self.claim, self.release, self.keep, self.active)
-        return self.work is None and not any(special)
+        special = (
+            self.blobs,
+            self.idempotency,
+            self.snapshot,
+            self.changed_columns,
+            self.claim,
+            self.release,
+            self.retention_row,
+            self.last_active_at,
+        )
+        return self.has_queued_runs is None and not any(special)
 
 
-def request(
+def check_append(
     drafts: Sequence[Draft],
     *,
     limits: Limits,
@@ -166,9 +176,9 @@ def request(
     expected: int | None = None,
     claim: Claim | None = None,
     release: bool = False,
-) -> Request:
+) -> AppendRequest:
     """Encode and check what was asked for, before anything is locked."""
-    encoded = chain.payloads(drafts)
+    encoded = chain.encode_payloads(drafts)
     for draft, payload in zip(drafts, encoded, strict=True):
         if draft.type not in VERSIONS:
             raise InvalidArgument(f"unknown event type {draft.type!r}")
@@ -187,19 +197,21 @@ def request(
         raise InvalidArgument("an append needs at least one event")
     if once is not None:
         codec.text_bytes(once, "an idempotency key", limits.name)
-    return Request(drafts, encoded, once, epoch, expected, claim, release)
+    return AppendRequest(drafts, encoded, once, epoch, expected, claim, release)
 
 
-def repeated(session_id: str, asked: Request, same: bool, first: int, last: int, epoch: int) -> Appended:
+def repeat_outcome(
+    session_id: str, asked: AppendRequest, same: bool, first: int, last: int, epoch: int
+) -> AppendResult:
     """The first outcome of a key that was used before, if it was used for the same."""
     if not same:
-        raise KeyReused(session_id, asked.once or "")
-    return Appended(first=first, last=last, epoch=epoch, repeated=True)
+        raise KeyReused(session_id, asked.idempotency_key or "")
+    return AppendResult(first=first, last=last, epoch=epoch, repeated=True)
 
 
-def plan(
-    session_id: str, before: Head, asked: Request, *, lease: Lease | None, at: int, random: Callable[[int], bytes]
-) -> Batch:
+def plan_append(
+    session_id: str, before: Head, asked: AppendRequest, *, lease: Lease | None, at: int, random: Callable[[int], bytes]
+) -> AppendBatch:
     """Decide what an append writes, or refuse it. The key was looked up already and not found."""
     epoch = before.epoch
     drafts = asked.drafts
@@ -211,43 +223,43 @@ def plan(
     if asked.epoch is not None and asked.epoch != epoch:
         raise StaleEpoch(session_id, epoch=asked.epoch, current=epoch)
     if asked.claim is not None:
-        if lease is not None and lease.alive and asked.epoch is None:
+        if lease is not None and lease.is_alive and asked.epoch is None:
             raise SessionBusy(session_id, retry_after=lease.remaining)
         epoch += 1
     if asked.expected is not None and asked.expected != before.head:
         raise Conflict(session_id, expected=asked.expected, head=before.head)
-    rows = chain.seal(
+    rows = chain.chain_rows(
         drafts,
         asked.encoded,
         head=before.head,
         hash=before.hash,
         tokens=before.tokens,
         at=at,
-        salts=random(SALT * len(drafts)),
+        salts=random(SALT_SIZE * len(drafts)),
     )
     busy = before.busy
     marked = []
     for draft in drafts:
-        marked.append(is_marked(draft.type, draft.run) or (busy and draft.type in MESSAGE_TYPES))
+        marked.append(changes_view(draft.type, draft.run) or (busy and draft.type in MESSAGE_TYPES))
         busy = draft.type == "turn.started" or (busy and draft.type not in TURN_ENDS)
     names: list[NameRow] = []
     blobs: dict[str, bytes] = {}
     session: dict[str, Any] = {}
     for draft, row in zip(drafts, rows, strict=True):
-        if draft.type in HAS_NAMES:
+        if draft.type in NAMING_TYPES:
             names += names_of(row.seq, draft.type, draft.data)
             session |= columns_of(draft.type, draft.data)
         if draft.blobs:
             blobs |= draft.blobs
     view, marks, snapshot, keep, work = before.view, before.marks, None, None, None
     if any(marked):
-        folded = view_of(view)
+        folded = decode_view(view)
         status, had_work = folded.status, bool(folded.queue)
         for draft, row in zip(drafts, rows, strict=True):
             folded.apply(row.seq, draft.type, draft.run, draft.data, draft.branch)
-        view, busy = folded.to_bytes(), folded.turn is not None or folded.life == "erased"
+        view, busy = folded.to_bytes(), folded.turn is not None or folded.lifecycle == "erased"
         if any(draft.type in RETENTION_TYPES for draft in rare):
-            keep = keep_of(folded, before.updated_at)
+            keep = make_retention_row(folded, before.updated_at)
         marks += sum(marked)
         if marks >= SNAPSHOT_EVERY:
             marks, snapshot = 0, view
@@ -266,31 +278,31 @@ def plan(
         marks=marks,
         updated_at=at if len(drafts) > sum(draft.type in MAINTENANCE for draft in rare) else before.updated_at,
     )
-    outcome = Appended(
+    outcome = AppendResult(
         first=before.head + 1,
         last=head.head,
         epoch=epoch,
         at=at,
-        retained=b'"retention":' in view,
-        queued=b'"queue":' in view,
+        has_retention=b'"retention":' in view,
+        has_queued_runs=b'"queue":' in view,
     )
     once = None
-    if asked.once is not None:
-        once = (asked.once, Once(digest=asked.digest, first=outcome.first, last=outcome.last))
-    return Batch(
+    if asked.idempotency_key is not None:
+        once = (asked.idempotency_key, IdempotencyRecord(digest=asked.digest, first=outcome.first, last=outcome.last))
+    return AppendBatch(
         outcome=outcome,
         head=head,
         before=before,
         rows=rows,
-        marked=marked,
+        changes_view=marked,
         names=names,
         blobs=blobs,
-        once=once,
+        idempotency=once,
         snapshot=snapshot,
-        session=session or None,
-        keep=keep,
-        active=head.updated_at if b'"immutable":true' in view else None,
-        work=work,
+        changed_columns=session or None,
+        retention_row=keep,
+        last_active_at=head.updated_at if b'"immutable":true' in view else None,
+        has_queued_runs=work,
         claim=asked.claim,
         release=asked.release,
     )
@@ -298,12 +310,12 @@ def plan(
 
 def _refuse_erased(before: Head, drafts: Sequence[Draft]) -> None:
     """Nothing is added to what is left of an erased session; only an import says where it came from."""
-    if view_of(before.view).life == "erased" and any(draft.type != "session.imported" for draft in drafts):
+    if decode_view(before.view).lifecycle == "erased" and any(draft.type != "session.imported" for draft in drafts):
         raise LifecycleError("write to", status="erased", legal=())
 
 
-def keep_of(view: View, active: int) -> Keep:
-    return Keep(ttl=view.ttl, immutable=view.immutable, held=bool(view.held), active=active)
+def make_retention_row(view: View, active: int) -> RetentionRow:
+    return RetentionRow(ttl=view.ttl, immutable=view.immutable, held=bool(view.held), last_active_at=active)
 
 
 def expiry(view: View, updated_at: int) -> int | None:
@@ -319,7 +331,7 @@ def is_locked(view: View, updated_at: int, now: int) -> bool:
 
 def refuse_altering(before: Head, drafts: Sequence[Draft], now: int) -> None:
     """Raise if the session is immutable, or held, and these would change what it shows or lasts."""
-    view = view_of(before.view)
+    view = decode_view(before.view)
     locked, until = is_locked(view, before.updated_at, now), expiry(view, before.updated_at)
     for draft in drafts:
         if draft.type == "event.redacted" and view.held:
@@ -327,24 +339,24 @@ def refuse_altering(before: Head, drafts: Sequence[Draft], now: int) -> None:
         told = draft.type == "event.redacted" and "by" in draft.data  # of what another session erased
         if not locked or told or (draft.type == "view.compacted" and draft.run is not None):
             continue
-        if draft.type in _ALTERING:
-            raise ImmutableSession(_ALTERING[draft.type], until=until)
+        if draft.type in _ALTERING_TYPES:
+            raise ImmutableSession(_ALTERING_TYPES[draft.type], until=until)
         if draft.type != "retention.set":
             continue
         ttl = draft.data.get("ttl_days")
-        shorter = ttl is not None and (view.ttl is None or microseconds(ttl) < view.ttl)
+        shorter = ttl is not None and (view.ttl is None or days_to_microseconds(ttl) < view.ttl)
         if shorter or not draft.data.get("immutable"):
             raise ImmutableSession("shorten or weaken the retention of", until=until)
 
 
 def refuse_removal(id: str, head: Head, lease: Lease | None, now: int) -> None:
-    """Raise if a log must not go now: it is held, immutable, or somebody is at work on it."""
-    view = view_of(head.view)
+    """Raise if a log must not be removed now: it is held, immutable, or a process has its lease."""
+    view = decode_view(head.view)
     if view.held:
         raise SessionHeld("delete", reason=f"event {view.held} says why")
     if is_locked(view, head.updated_at, now):
         raise ImmutableSession("delete", until=expiry(view, head.updated_at))
-    if lease is not None and lease.alive:
+    if lease is not None and lease.is_alive:
         raise SessionBusy(id, retry_after=lease.remaining)
 
 
@@ -362,10 +374,10 @@ def first_head(origin: str, at: int) -> Head:
     )
 
 
-def forked_head(fork: Fork, now: int) -> Head:
+def head_of_fork(fork: Fork, now: int) -> Head:
     """The head of a fork before its first event: the parent's past, with a life of its own."""
     view = replace(fork.view)
-    view.begin_anew()
+    view.reset_for_fork()
     return Head(
         head=fork.at,
         hash=fork.hash,

@@ -1,4 +1,4 @@
-"""What a store is: the four methods that a user's own store needs, and the verbs of one that keeps logs.
+"""The contracts of a store: the four methods of a user's own store, and the methods of a store of logs.
 
 `SessionStore` is public and small. `Store` adds the log: `append` is the only way anything is written to one, and it
 returns after the data is durable, not before. A store object is bound to one tenant, so ids are bare in its methods.
@@ -10,20 +10,22 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
-from holdfast.clock import REAL, Ids
-from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound, WrongKey
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import CorruptLog, InvalidArgument, SessionNotFound
 from holdfast.log import chain
-from holdfast.log.events import MESSAGE_TYPES, Draft, Event, Row
-from holdfast.log.identifiers import checked_id, is_id
+from holdfast.log.events import Draft, Event, Row
+from holdfast.log.identifiers import check_id, is_id
 from holdfast.log.messages import Limits
-from holdfast.log.named_values import HAS_NAMES, names_of, value_of
-from holdfast.log.view import Ranges, View, fold, view_of
-from holdfast.stores import documents as portable
-from holdfast.stores.append import Appended, Head
-from holdfast.stores.erasure import Burial as Burial  # also for memory, which may know no other store module
+from holdfast.log.named_values import value_of
+from holdfast.log.ranges import Ranges
+from holdfast.log.view import View, decode_view, fold
+from holdfast.stores import documents, verification
+from holdfast.stores.append import MAX_SEQ as MAX_SEQ
+from holdfast.stores.append import AppendResult, Head
+from holdfast.stores.erasure import ErasurePlan as ErasurePlan  # also for memory, which may know no other store module
+from holdfast.stores.key_values import KeyValues
 from holdfast.stores.lease import Claim, Lease
 
 PAGE = 1000
@@ -68,7 +70,7 @@ class Log(NamedTuple):
     key: bytes | None = None  # its encryption key, wrapped; None: it is not encrypted
 
     @property
-    def forebears(self) -> tuple[int, ...]:
+    def ancestors(self) -> tuple[int, ...]:
         """The logs that must not be purged before this one: its parent and every log it reads from."""
         parent = () if self.parent is None else (self.parent,)
         return tuple(sorted({*parent, *(number for number, _ in self.ancestry)}))
@@ -97,12 +99,12 @@ class Info(NamedTuple):
     updated_at: int
 
 
-class Due(NamedTuple):
-    """A session that should be looked at: by the sweep, or by whoever runs what was admitted."""
+class TenantLog(NamedTuple):
+    """A session with its tenant, for the sweep or for a worker that runs admitted runs."""
 
     tenant: str
     log: Log
-    lease: Lease | None = None  # who is at it, where that was asked
+    lease: Lease | None = None  # its lease, if the query reads leases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,22 +119,15 @@ class Fork:
     is_head: bool = False  # nothing was written after it
 
 
-MAX_SEQ = (1 << 32) - 1
-
-
-def _is_value(name: str) -> bool:
-    return name.startswith(("state/", "fact/"))
-
-
-class Store(SessionStore, ABC):
+class Store(SessionStore, KeyValues, ABC):
     """A store of logs. Everything here blocks, is safe to call from any thread, and hands out copies."""
 
     tenant: str
-    ids: Ids
+    clock: Clock
     limits: Limits
 
-    def __init__(self, *, ids: Ids = REAL, limits: Limits | None = None, tenant: str = "") -> None:
-        self.ids, self.limits, self.tenant = ids, limits or Limits(), tenant
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK, limits: Limits | None = None, tenant: str = "") -> None:
+        self.clock, self.limits, self.tenant = clock, limits or Limits(), tenant
 
     def for_tenant(self, tenant: str) -> Self:
         """The same store, bound to another tenant: it sees nothing of this one's."""
@@ -153,12 +148,12 @@ class Store(SessionStore, ABC):
 
     def save(self, session_id: str, data: dict[str, Any]) -> None:
         """Keep a document: an unknown id is imported, the same content does nothing, other content is recorded."""
-        portable.restore(self, checked_id(session_id), data)
+        documents.restore_document(self, check_id(session_id), data)
 
     def load(self, session_id: str) -> dict[str, Any] | None:
         """What `Session.to_dict` gives, or None."""
         log = self.find("session", session_id) if is_id(session_id) else None
-        return None if log is None else portable.document_of(self, log)
+        return None if log is None else documents.document_of(self, log)
 
     def delete(self, session_id: str) -> bool:
         return is_id(session_id) and self.remove("session", session_id)
@@ -189,7 +184,7 @@ class Store(SessionStore, ABC):
         """Make a log with its first events, all or nothing; SessionExists if the name is taken."""
 
     @abstractmethod
-    def adopt(
+    def import_log(
         self,
         kind: str,
         id: str,
@@ -210,16 +205,16 @@ class Store(SessionStore, ABC):
         Conflict if it is not at `expected` any more; refused while it is held, or immutable."""
 
     @abstractmethod
-    def bury(self, log: Log, drafts: Sequence[Draft], burial: Burial) -> Appended:
+    def apply_erasure(self, log: Log, drafts: Sequence[Draft], burial: ErasurePlan) -> AppendResult:
         """Remove payloads and what was made of them, and append the record of it, all or nothing. Conflict if one of
         the logs has moved since the burial was planned."""
 
     @abstractmethod
-    def due(self, now: int, *, limit: int) -> list[Due]:
+    def due_for_sweep(self, now: int, *, limit: int) -> list[TenantLog]:
         """Sessions that the sweep should look at; of every tenant, if this store is bound to none."""
 
     @abstractmethod
-    def work(self, *, after: int = 0, limit: int = 100) -> list[Due]:
+    def logs_with_queued_runs(self, *, after: int = 0, limit: int = 100) -> list[TenantLog]:
         """Sessions with admitted runs that are not over, by number, and who is at them; of every tenant, if this store
         is bound to none."""
 
@@ -227,7 +222,7 @@ class Store(SessionStore, ABC):
         """After much was removed: leave nothing of it behind that this store could still clear away."""
 
     @abstractmethod
-    def put_off(self, log: Log, due: int | None) -> None:
+    def schedule_sweep(self, log: Log, due: int | None) -> None:
         """When the sweep should look at a log again; None: not before its retention, hold or life changes."""
 
     @abstractmethod
@@ -241,7 +236,7 @@ class Store(SessionStore, ABC):
         expected: int | None = None,
         claim: Claim | None = None,
         release: bool = False,
-    ) -> Appended:
+    ) -> AppendResult:
         """The one write primitive: check key, limits, fence and head; then write events and projections together."""
 
     @abstractmethod
@@ -265,28 +260,28 @@ class Store(SessionStore, ABC):
         """Sessions, newest first; `after` is the id of the last one of the page before."""
 
     @abstractmethod
-    def id_of(self, number: int) -> str | None:
+    def id_of_number(self, number: int) -> str | None:
         """The name of a log of this tenant, by its number; None once it is deleted."""
 
     # -- logs by number, deleted ones included: forks may still read them ---------------------------------------------
 
     @abstractmethod
-    def log_of(self, number: int) -> Log:
+    def log_of_number(self, number: int) -> Log:
         """The log; its id is empty once it is deleted."""
 
     @abstractmethod
-    def sharers(self, number: int) -> list[Log]:
+    def descendants(self, number: int) -> list[Log]:
         """The logs that read from this one."""
 
     @abstractmethod
-    def bare_head(self, number: int) -> Head: ...
+    def head_of_number(self, number: int) -> Head: ...
 
     @abstractmethod
     def heads(self, numbers: Sequence[int]) -> dict[int, int]:
         """The last seq of each of these logs that is not deleted, read at once: what readers of streams ask again and
         again."""
 
-    def own_blob(self, number: int, digest: str) -> bytes | None:
+    def blob_of_number(self, number: int, digest: str) -> bytes | None:
         """The bytes, if this very log holds them."""
         return self._blob(number, digest)
 
@@ -294,34 +289,10 @@ class Store(SessionStore, ABC):
 
     @abstractmethod
     def renew(self, log: Log, epoch: int, seconds: float) -> None:
-        """Hold the lease for `seconds` from now; StaleEpoch if somebody else took it."""
+        """Hold the lease for `seconds` from now; StaleEpoch if another process took it."""
 
     @abstractmethod
     def lease(self, log: Log) -> Lease | None: ...
-
-    # -- slips: small values under a key, beside the logs ----------------------------------------------------------
-
-    @abstractmethod
-    def put_slip(
-        self, space: str, key: str, value: bytes, *, only_new: bool = False, expires: int | None = None
-    ) -> bytes | None:
-        """Keep a value until `expires` (microseconds since 1970; None: for ever), in place of what was there. With
-        `only_new`, what is there stays, and its value is returned; None means that ours was written. Of any number of
-        callers in any number of processes, one gets None. Values are not encrypted by the store."""
-
-    @abstractmethod
-    def slip(self, space: str, key: str) -> bytes | None: ...
-
-    @abstractmethod
-    def slips(self, space: str, *, after: str | None = None, limit: int = PAGE) -> list[tuple[str, bytes]]:
-        """Keys and values, in order of key; `after` is the last key of the page before."""
-
-    @abstractmethod
-    def drop_slip(self, space: str, key: str) -> bool: ...
-
-    @abstractmethod
-    def purge_slips(self, now: int, limit: int = PAGE) -> int:
-        """Remove those of every tenant that expired at or before `now`, the oldest first; returns how many."""
 
     # -- reading one log, without its ancestors --------------------------------------------------------------------
 
@@ -344,11 +315,11 @@ class Store(SessionStore, ABC):
         """How many messages the range holds."""
 
     @abstractmethod
-    def _name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
+    def _find_name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
         """(found, the event if this log holds it, its seq if another one does)."""
 
     @abstractmethod
-    def _names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
+    def _list_names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
         """The newest (name, ref) of each name with the prefix."""
 
     @abstractmethod
@@ -365,7 +336,7 @@ class Store(SessionStore, ABC):
         """The last `limit` seqs of messages that hold all words, oldest first."""
 
     @abstractmethod
-    def hits(self, log: Log, words: Sequence[str]) -> dict[str, list[int]]:
+    def word_matches(self, log: Log, words: Sequence[str]) -> dict[str, list[int]]:
         """Of each word the events of this very log whose indexed text holds it, in order; SearchUnavailable if the log
         is encrypted."""
 
@@ -415,16 +386,16 @@ class Store(SessionStore, ABC):
         """The event that gives `name` its value, now or at a past point."""
         limit = MAX_SEQ if at is None else at
         if limit > log.base:
-            found, row, ref = self._name(log.number, name, limit)
+            found, row, ref = self._find_name(log.number, name, limit)
             if found:
-                return self._held(log, row, ref)
+                return self._load_ref(log, row, ref)
         for number, end in reversed(log.ancestry):
-            found, row, ref = self._name(number, name, min(limit, end))
+            found, row, ref = self._find_name(number, name, min(limit, end))
             if found:
-                return self._held(log, row, ref)
+                return self._load_ref(log, row, ref)
         return None
 
-    def _held(self, log: Log, row: Row | None, ref: int | None) -> Event | None:
+    def _load_ref(self, log: Log, row: Row | None, ref: int | None) -> Event | None:
         if row is None and ref is not None:
             rows = self.read(log, ref, ref)
             if not rows:
@@ -441,7 +412,7 @@ class Store(SessionStore, ABC):
         limit = MAX_SEQ if at is None else at
         found: dict[str, int | None] = {}
         for number, end in (*log.ancestry, (log.number, MAX_SEQ)):
-            found.update(self._names(number, prefix, min(limit, end)))
+            found.update(self._list_names(number, prefix, min(limit, end)))
         return dict(sorted(found.items()))
 
     def values(self, log: Log, prefix: str, at: int | None = None) -> dict[str, Any]:
@@ -458,7 +429,7 @@ class Store(SessionStore, ABC):
         """The view now, or as it was after event `at`."""
         head = self.head(log)
         if at is None or at >= head.head:
-            return view_of(head.view)
+            return decode_view(head.view)
         if at < 1:
             return View()
         snapshot = None
@@ -466,14 +437,14 @@ class Store(SessionStore, ABC):
             snapshot = self._snapshot(number, last)
             if snapshot is not None:
                 break
-        start, view = (0, View()) if snapshot is None else (snapshot[0], view_of(snapshot[1]))
+        start, view = (0, View()) if snapshot is None else (snapshot[0], decode_view(snapshot[1]))
         return fold(view, map(Event, self.read(log, start + 1, at, marked=True)))
 
     def fork_point(self, log: Log, at: int | None = None) -> Fork:
         """The point after event `at` (now, by default) as a place to fork; inside a turn that means before it."""
         head = self.head(log)
         point = head.head if at is None else at
-        view = self.view(log, point) if point < head.head else view_of(head.view)
+        view = self.view(log, point) if point < head.head else decode_view(head.view)
         if view.turn is not None:
             point = view.turn.first - 1
             view = self.view(log, point)
@@ -484,9 +455,9 @@ class Store(SessionStore, ABC):
             raise SessionNotFound(log.id)
         return Fork(parent=log, at=point, hash=rows[0].hash, tokens=rows[0].tokens, view=view)
 
-    def rebuilt_view(self, log: Log) -> View:
-        """The view folded from the first event on, using no cache: what the kept one must be equal to."""
-        return fold(View(), map(Event, self.walk(log)))
+    def rebuild_view(self, log: Log) -> View:
+        """Return the view folded from the first event, without a cache. It must be equal to `view(log)`."""
+        return verification.rebuild_view(self, log)
 
     def count(self, log: Log, ranges: Ranges) -> int:
         """How many messages the ranges hold."""
@@ -507,102 +478,8 @@ class Store(SessionStore, ABC):
         return self._search(log, words, segments, limit)
 
     def verify(self, log: Log) -> chain.Verification:
-        """Check the chain from the first ancestor's first event to the head."""
-        before = self.head(log)
-        named: dict[str, int] = {}
-        removed: set[str] = set()
-        rows = self._noting_blobs(self.readable(log, 1, before.head), named, removed)
-        found = chain.verify(log.origin, rows, head=before.head, hash=before.hash)
-        if found:
-            removed |= self._removed_elsewhere(log)
-            rest = self._checked_rest(log, before, {digest: named[digest] for digest in named.keys() - removed})
-            found = found if rest is None else rest
-        return found
-
-    def blobs_removed(self, log: Log) -> set[str]:
-        """The bytes that redactions took away, whether this log says so or one that it branched off from."""
-        return portable.blobs_removed(self.read(log, types=portable.REMOVING)) | self._removed_elsewhere(log)
-
-    def _removed_elsewhere(self, log: Log) -> set[str]:
-        found: set[str] = set()
-        for number, last in log.ancestry:
-            later = self._scan(
-                number,
-                last + 1,
-                MAX_SEQ,
-                limit=None,
-                reverse=False,
-                types=portable.REMOVING,
-                marked=False,
-                since=None,
-            )
-            found |= portable.blobs_removed(later)
-        return found
-
-    def _checked_rest(self, log: Log, before: Head, named: dict[str, int]) -> chain.Verification | None:
-        """What the chain does not bear: attached bytes, hidden events, and what an immutable session shows."""
-
-        def bad(seq: int, reason: str) -> chain.Verification:
-            return chain.Verification(ok=False, checked=seq - 1, first_bad=seq, reason=reason)
-
-        for digest, seq in sorted(named.items(), key=lambda item: item[1]):
-            if not self._has_blob(log, digest):
-                return bad(seq, f"the bytes that event {seq} names are missing or altered")
-        beyond = self.read(log, before.head + 1, limit=1)
-        if beyond and self.head(log).head == before.head:
-            return bad(before.head + 1, f"there are events after the head, which is said to be {before.head}")
-        if view_of(before.view).immutable and self.head(log).head == before.head:
-            if self.rebuilt_view(log).to_bytes() != before.view:
-                return bad(before.head, "which messages are shown was altered: it is not what the events say")
-            shown = {name: ref for prefix in ("state/", "fact/") for name, ref in self.refs(log, prefix).items()}
-            if self.rebuilt_refs(log) != dict(sorted(shown.items())):
-                return bad(before.head, "state or facts were altered: they are not what the events say")
-        return None
-
-    def rebuilt_refs(self, log: Log) -> dict[str, int | None]:
-        """Every name of state and facts, and the event that holds it, from the first event on, using no cache."""
-        found: dict[str, int | None] = {}
-        for event in map(Event, self.walk(log)):
-            if event.type in HAS_NAMES:
-                found |= {name: ref for name, _, ref in names_of(event.seq, event.type, event.data) if _is_value(name)}
-        return dict(sorted(found.items()))
-
-    def readable(self, log: Log, first: int, last: int) -> Iterator[Row]:
-        """The rows of a range; one that does not open with its key comes empty, which no chain bears."""
-        while first <= last:
-            try:
-                rows = self.read(log, first, last, limit=PAGE)
-            except WrongKey:
-                rows = []
-                for seq in range(first, min(first + PAGE, last + 1)):
-                    try:
-                        rows += self.read(log, seq, seq)
-                    except WrongKey:
-                        rows.append(Row(seq, 0, "", None, 0, None, None, b""))
-            if not rows:
-                return
-            yield from rows
-            first = rows[-1].seq + 1
-
-    def _noting_blobs(self, rows: Iterable[Row], named: dict[str, int], removed: set[str]) -> Iterator[Row]:
-        """Pass rows on, and note which bytes they name: parts of messages, prompts; and which were redacted."""
-        for row in rows:
-            yield row  # and what it says is looked at when the chain has taken it
-            body, type = row.body, row.type
-            if body is not None:
-                if type in portable.REMOVING:
-                    removed.update(Event(row).data.get("blobs", ()))
-                elif type == "model.called" or (
-                    type in MESSAGE_TYPES and b'"parts":' in body and (b'"blob":"' in body or b'"whole":"' in body)
-                ):
-                    for digest in portable.bytes_named(Event(row)):
-                        named.setdefault(digest, row.seq)
-
-    def _has_blob(self, log: Log, digest: str) -> bool:
-        try:
-            return sha256(self.blob(log, digest)).hexdigest() == digest
-        except (CorruptLog, WrongKey):
-            return False
+        """Check the chain from the first event of the first ancestor to the head."""
+        return verification.verify(self, log)
 
     def require(self, kind: str, id: str) -> Log:
         log = self.find(kind, id)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from holdfast.clock import REAL
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import InvalidArgument, MissingExtra, WrongKey
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ ACCEPTED = (
 _TWO_NUMBERS = struct.Struct(">QQ")
 
 
-def context(number: int, seq: int) -> bytes:
+def event_context(number: int, seq: int) -> bytes:
     """The place of an event, its log and its seq: sealed there, it opens nowhere else."""
     return _TWO_NUMBERS.pack(number, seq)
 
@@ -51,7 +51,7 @@ class Vault:
     __slots__ = ("_cipher", "_fingerprint")
 
     def __init__(self, key: MasterKey) -> None:
-        master = _resolved(key)
+        master = _resolve_key(key)
         self._cipher = _aes_gcm(master)
         self._fingerprint = sha256(b"holdfast master\n" + master).digest()[:FINGERPRINT]
 
@@ -65,7 +65,7 @@ class Vault:
 
     def new_key(self, context: bytes) -> tuple[bytes, DataKey]:
         """A fresh data key: wrapped, to be stored, and open, to be used."""
-        key = REAL.random(KEY)
+        key = SYSTEM_CLOCK.random_bytes(KEY)
         return self._wrap(key, context), DataKey(key)
 
     def unwrap(self, wrapped: bytes, context: bytes) -> DataKey:
@@ -77,7 +77,7 @@ class Vault:
         return new._wrap(self._unwrap(wrapped, context), context)
 
     def _wrap(self, key: bytes, context: bytes) -> bytes:
-        header, nonce = bytes([VERSION]) + self._fingerprint, REAL.random(NONCE)
+        header, nonce = bytes([VERSION]) + self._fingerprint, SYSTEM_CLOCK.random_bytes(NONCE)
         return header + nonce + self._cipher.encrypt(nonce, key, header + context)
 
     def _unwrap(self, wrapped: bytes, context: bytes) -> bytes:
@@ -115,52 +115,52 @@ class DataKey:
 
     def seal(self, data: bytes, context: bytes) -> bytes:
         """Encrypt; the same data never looks the same twice."""
-        nonce = REAL.random(NONCE)
+        nonce = SYSTEM_CLOCK.random_bytes(NONCE)
         return nonce + self._cipher.encrypt(nonce, data, context)
 
     def open(self, data: bytes, context: bytes) -> bytes:
         """What was sealed in this context, or `WrongKey`."""
         if len(data) < NONCE + TAG:
-            raise _unopened("a sealed record is too short")
+            raise _decryption_error("a sealed record is too short")
         try:
             # A view, because copying a megabyte takes ten times as long as decrypting it.
             return self._cipher.decrypt(data[:NONCE], memoryview(data)[NONCE:], context)
         except _invalid_tag() as error:
-            raise _unopened("a sealed record does not open with its data key") from error
+            raise _decryption_error("a sealed record does not open with its data key") from error
 
-    def name(self, text: bytes) -> bytes:
+    def encrypt_name(self, text: bytes) -> bytes:
         """Encrypt so that the same text looks the same every time, and can be looked up."""
         # One byte in front, because older OpenSSL refuses to encrypt nothing in this mode.
-        return self._siv().encrypt(b"\0" + text, None)
+        return self._name_cipher().encrypt(b"\0" + text, None)
 
-    def unname(self, data: bytes) -> bytes:
+    def decrypt_name(self, data: bytes) -> bytes:
         """The text behind a name."""
         try:
-            return self._siv().decrypt(data, None)[1:]
+            return self._name_cipher().decrypt(data, None)[1:]
         except _invalid_tag() as error:
-            raise _unopened("a name does not open with its data key") from error
+            raise _decryption_error("a name does not open with its data key") from error
 
-    def mark(self, text: bytes) -> bytes:
+    def digest_with_key(self, text: bytes) -> bytes:
         """Thirty-two bytes that tell equal texts from different ones, and nothing else."""
         if self._marking is None:
-            self._marking = self._derived(b"holdfast mark", 32)
+            self._marking = self._derive_key(b"holdfast mark", 32)
         return hmac.digest(self._marking, text, "sha256")
 
-    def _siv(self) -> AESSIV:
+    def _name_cipher(self) -> AESSIV:
         if self._naming is None:
             from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-            self._naming = AESSIV(self._derived(b"holdfast name", 64))
+            self._naming = AESSIV(self._derive_key(b"holdfast name", 64))
         return self._naming
 
-    def _derived(self, purpose: bytes, size: int) -> bytes:
+    def _derive_key(self, purpose: bytes, size: int) -> bytes:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
         return HKDF(SHA256(), size, salt=None, info=purpose).derive(self._key)
 
 
-def _unopened(problem: str) -> WrongKey:
+def _decryption_error(problem: str) -> WrongKey:
     return WrongKey(f"{problem}: it was altered, or belongs to another place or key; restore it from a backup")
 
 
@@ -179,15 +179,15 @@ def _invalid_tag() -> type[Exception]:
     return InvalidTag
 
 
-def _resolved(key: MasterKey) -> bytes:
+def _resolve_key(key: MasterKey) -> bytes:
     if not isinstance(key, bytes | str) and callable(key):
         key = key()
     if isinstance(key, bytes):
         if len(key) != KEY:
-            raise _refused(f"has {len(key)} bytes")
+            raise _invalid_key(f"has {len(key)} bytes")
         return key
     if not isinstance(key, str):
-        raise _refused(f"is of type {type(key).__name__}")
+        raise _invalid_key(f"is of type {type(key).__name__}")
     if key.startswith("env:"):
         return _from_environment(key.removeprefix("env:"))
     if key.startswith("file:"):
@@ -198,22 +198,22 @@ def _resolved(key: MasterKey) -> bytes:
 def _from_environment(name: str) -> bytes:
     value = os.environ.get(name)
     if value is None:
-        raise _refused(f"is to be in the environment variable {_shown(name)}, which is not set")
-    return _from_text(value, f"in the environment variable {_shown(name)} is of no known form")
+        raise _invalid_key(f"is to be in the environment variable {_mask_key(name)}, which is not set")
+    return _from_text(value, f"in the environment variable {_mask_key(name)} is of no known form")
 
 
 def _from_file(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            data = file.read(LONGEST_FILE)  # a key is short: whatever else was named is not read to its end
+            data = file.read(LONGEST_FILE)  # a key is short: another file is not read to its end
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no such path"
         # Without the cause, which repeats the path.
-        raise _refused(f"is to be in the file {_shown(path)}, which cannot be read ({reason})") from None
+        raise _invalid_key(f"is to be in the file {_mask_key(path)}, which cannot be read ({reason})") from None
     # Raw bytes may end in what looks like a newline; only a text loses it.
     if len(data) == KEY:
         return data
-    return _from_text(data.decode("latin-1"), f"in the file {_shown(path)} is of no known form")
+    return _from_text(data.decode("latin-1"), f"in the file {_mask_key(path)} is of no known form")
 
 
 def _from_text(text: str, problem: str) -> bytes:
@@ -222,13 +222,13 @@ def _from_text(text: str, problem: str) -> bytes:
         return bytes.fromhex(text)
     if BASE64.fullmatch(text):
         return base64.b64decode(text[:43].replace("-", "+").replace("_", "/") + "=")
-    raise _refused(problem)
+    raise _invalid_key(problem)
 
 
-def _shown(name: str) -> str:
-    """The name of a variable or file, unless somebody wrote the key itself there."""
+def _mask_key(name: str) -> str:
+    """The name of a variable or file, unless it is the key itself, given by mistake."""
     return "(not shown: it looks like a key)" if HEX.fullmatch(name) or BASE64.fullmatch(name) else repr(name)
 
 
-def _refused(problem: str) -> InvalidArgument:
+def _invalid_key(problem: str) -> InvalidArgument:
     return InvalidArgument(f"the master key {problem}: {ACCEPTED}")

@@ -1,127 +1,158 @@
-"""Slips: small values under a key, beside the logs, for what the server must remember and no session holds.
+"""Small values under a key, beside the logs: data of the server that belongs to no session.
 
-A slip past its time counts as absent everywhere, whether or not it was purged. Keys are kept as bytes, so that any text
-can be one and every store has the same order.
+An expired value counts as absent everywhere, whether or not it was purged. Keys are stored as bytes, so that every text
+can be a key and every store has the same order.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from holdfast.clock import Ids
+from holdfast.clock import Clock
 from holdfast.log.codec import text_bytes
-from holdfast.log.identifiers import checked_id, checked_name
+from holdfast.log.identifiers import check_id, check_name
 
 if TYPE_CHECKING:
-    from holdfast.stores.memory import Memory
+    from holdfast.stores.memory_reads import SharedLogs
     from holdfast.stores.postgres_connections import Connection as PostgresConnection
     from holdfast.stores.postgres_connections import PostgresServer
     from holdfast.stores.sqlite_connections import Connection as SQLiteConnection
     from holdfast.stores.sqlite_connections import SQLiteFile
 
-MAX_KEY = 1024  # bytes; a database has little more room for one in its index
+MAX_KEY = 1024  # bytes; an index of a database has room for little more
 MAX_PAGE = 1000
 
-SLIP = "SELECT value FROM slips WHERE tenant = ? AND space = ? AND key = ? AND (expires IS NULL OR expires > ?)"
-SLIPS = """SELECT key, value FROM slips
+GET = "SELECT value FROM key_values WHERE tenant = ? AND space = ? AND key = ? AND (expires IS NULL OR expires > ?)"
+LIST = """SELECT key, value FROM key_values
     WHERE tenant = ? AND space = ? AND key > ? AND (expires IS NULL OR expires > ?) ORDER BY key LIMIT ?"""
-PUT = "INSERT OR REPLACE INTO slips(tenant, space, key, value, expires) VALUES(?,?,?,?,?)"
-DROP = "DELETE FROM slips WHERE tenant = ? AND space = ? AND key = ? RETURNING expires IS NULL OR expires > ?"
-PURGE = """DELETE FROM slips WHERE (tenant, space, key) IN
-    (SELECT tenant, space, key FROM slips WHERE expires <= ? ORDER BY expires LIMIT ?) RETURNING 1"""
+PUT = "INSERT OR REPLACE INTO key_values(tenant, space, key, value, expires) VALUES(?,?,?,?,?)"
+DELETE = "DELETE FROM key_values WHERE tenant = ? AND space = ? AND key = ? RETURNING expires IS NULL OR expires > ?"
+PURGE = """DELETE FROM key_values WHERE (tenant, space, key) IN
+    (SELECT tenant, space, key FROM key_values WHERE expires <= ? ORDER BY expires LIMIT ?) RETURNING 1"""
 
-PG_SLIP = """SELECT value FROM holdfast.slips
+PG_GET = """SELECT value FROM holdfast.key_values
     WHERE tenant = %s AND space = %s AND key = %s AND (expires IS NULL OR expires > %s)"""
-PG_SLIPS = """SELECT key, value FROM holdfast.slips
+PG_LIST = """SELECT key, value FROM holdfast.key_values
     WHERE tenant = %s AND space = %s AND key > %s AND (expires IS NULL OR expires > %s) ORDER BY key LIMIT %s"""
-PG_LOCK = """SELECT mark, CASE WHEN expires IS NULL OR expires > %s THEN value END FROM holdfast.slips
+PG_LOCK = """SELECT mark, CASE WHEN expires IS NULL OR expires > %s THEN value END FROM holdfast.key_values
     WHERE tenant = %s AND space = %s AND key = %s FOR UPDATE"""
-PG_ADD = "INSERT INTO holdfast.slips(value, expires, mark, tenant, space, key) VALUES(%s,%s,%s,%s,%s,%s)"
-PG_SET = "UPDATE holdfast.slips SET value=%s, expires=%s, mark=%s WHERE tenant = %s AND space = %s AND key = %s"
-PG_DROP = "DELETE FROM holdfast.slips WHERE tenant = %s AND space = %s AND key = %s"
-# Several servers sweep at once: each passes by what another one is removing.
-PG_PURGE = """WITH gone AS (SELECT tenant, space, key FROM holdfast.slips
+PG_ADD = "INSERT INTO holdfast.key_values(value, expires, mark, tenant, space, key) VALUES(%s,%s,%s,%s,%s,%s)"
+PG_SET = "UPDATE holdfast.key_values SET value=%s, expires=%s, mark=%s WHERE tenant = %s AND space = %s AND key = %s"
+PG_DELETE = "DELETE FROM holdfast.key_values WHERE tenant = %s AND space = %s AND key = %s"
+# Several servers purge at once: each skips the rows that another server is removing.
+PG_PURGE = """WITH gone AS (SELECT tenant, space, key FROM holdfast.key_values
     WHERE expires <= %s ORDER BY expires LIMIT %s FOR UPDATE SKIP LOCKED)
-    DELETE FROM holdfast.slips s USING gone g
+    DELETE FROM holdfast.key_values s USING gone g
     WHERE s.tenant = g.tenant AND s.space = g.space AND s.key = g.key RETURNING 1"""
 
 
-def slip_key(space: str, key: str) -> tuple[str, bytes]:
-    """What a slip is kept under, checked."""
-    return checked_id(space, "space"), checked_name(key, "key", MAX_KEY).encode()
+def check_key(space: str, key: str) -> tuple[str, bytes]:
+    """Return the space and the key as they are stored; InvalidArgument if one is not valid."""
+    return check_id(space, "space"), check_name(key, "key", MAX_KEY).encode()
 
 
-def _start(space: str, after: str | None) -> tuple[str, bytes]:
-    """Where a page begins: no key is empty, so the empty one comes before all."""
-    return checked_id(space, "space"), text_bytes(after or "", "after", MAX_KEY)
+def _page_start(space: str, after: str | None) -> tuple[str, bytes]:
+    """Return the space and the key after which a page begins. No key is empty, so the empty key is before all."""
+    return check_id(space, "space"), text_bytes(after or "", "after", MAX_KEY)
 
 
-class MemorySlips:
-    """Slips for a store in memory."""
+class KeyValues(ABC):
+    """The five methods of a store for small values. A store author implements these beside the methods for logs."""
 
-    tenant: str
-    ids: Ids
-    _memory: Memory
-
-    def put_slip(
+    @abstractmethod
+    def kv_put(
         self, space: str, key: str, value: bytes, *, only_new: bool = False, expires: int | None = None
     ) -> bytes | None:
-        place = (self.tenant, *slip_key(space, key))
+        """Store a value until `expires` (microseconds since 1970; None: no end), in place of the current value.
+
+        With `only_new`, a current value stays and is returned; None means that this call wrote its value. Of any number
+        of callers in any number of processes, one gets None. The store does not encrypt values.
+        """
+
+    @abstractmethod
+    def kv_get(self, space: str, key: str) -> bytes | None:
+        """Return the value; None if there is none or it has expired."""
+
+    @abstractmethod
+    def kv_list(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
+        """Return keys and values in the order of the keys; `after` is the last key of the previous page."""
+
+    @abstractmethod
+    def kv_delete(self, space: str, key: str) -> bool:
+        """Remove a value; return whether there was one that had not expired."""
+
+    @abstractmethod
+    def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
+        """Remove values of every tenant that expired at or before `now`, the oldest first; return their number."""
+
+
+class MemoryKeyValues(KeyValues):
+    """Key values in the memory of the process."""
+
+    tenant: str
+    clock: Clock
+    _memory: SharedLogs
+
+    def kv_put(
+        self, space: str, key: str, value: bytes, *, only_new: bool = False, expires: int | None = None
+    ) -> bytes | None:
+        place = (self.tenant, *check_key(space, key))
         with self._memory.lock:
-            found = self._alive(place)
+            found = self._current_value(place)
             if only_new and found is not None:
                 return found
-            self._memory.slips[place] = (bytes(value), expires)
+            self._memory.key_values[place] = (bytes(value), expires)
             return None
 
-    def _alive(self, place: tuple[str, str, bytes]) -> bytes | None:
-        value, expires = self._memory.slips.get(place, (None, None))
-        return value if expires is None or expires > self.ids.now() else None
+    def _current_value(self, place: tuple[str, str, bytes]) -> bytes | None:
+        value, expires = self._memory.key_values.get(place, (None, None))
+        return value if expires is None or expires > self.clock.now() else None
 
-    def slip(self, space: str, key: str) -> bytes | None:
+    def kv_get(self, space: str, key: str) -> bytes | None:
         with self._memory.lock:
-            return self._alive((self.tenant, *slip_key(space, key)))
+            return self._current_value((self.tenant, *check_key(space, key)))
 
-    def slips(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
-        start, now = (self.tenant, *_start(space, after)), self.ids.now()
+    def kv_list(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
+        start, now = (self.tenant, *_page_start(space, after)), self.clock.now()
         with self._memory.lock:
             found = sorted(
                 (place[2], value)
-                for place, (value, expires) in self._memory.slips.items()
+                for place, (value, expires) in self._memory.key_values.items()
                 if place[:2] == start[:2] and place > start and (expires is None or expires > now)
             )
         return [(key.decode(), value) for key, value in found[:limit]]
 
-    def drop_slip(self, space: str, key: str) -> bool:
-        place = (self.tenant, *slip_key(space, key))
+    def kv_delete(self, space: str, key: str) -> bool:
+        place = (self.tenant, *check_key(space, key))
         with self._memory.lock:
-            found = self._alive(place)
-            self._memory.slips.pop(place, None)
+            found = self._current_value(place)
+            self._memory.key_values.pop(place, None)
             return found is not None
 
-    def purge_slips(self, now: int, limit: int = MAX_PAGE) -> int:
+    def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
         with self._memory.lock:
-            timed = ((expires, place) for place, (_, expires) in self._memory.slips.items() if expires is not None)
+            timed = ((expires, place) for place, (_, expires) in self._memory.key_values.items() if expires is not None)
             gone = sorted(each for each in timed if each[0] <= now)[:limit]
             for _, place in gone:
-                del self._memory.slips[place]
+                del self._memory.key_values[place]
             return len(gone)
 
 
-class SQLiteSlips:
-    """Slips in a SQLite file."""
+class SQLiteKeyValues(KeyValues):
+    """Key values in a SQLite file."""
 
     tenant: str
-    ids: Ids
+    clock: Clock
     file: SQLiteFile
 
-    def put_slip(
+    def kv_put(
         self, space: str, key: str, value: bytes, *, only_new: bool = False, expires: int | None = None
     ) -> bytes | None:
-        place = (self.tenant, *slip_key(space, key))
+        place = (self.tenant, *check_key(space, key))
 
         def job(db: SQLiteConnection) -> bytes | None:
-            found = db.execute(SLIP, (*place, self.ids.now())).fetchone() if only_new else None
+            found = db.execute(GET, (*place, self.clock.now())).fetchone() if only_new else None
             if found is not None:
                 value_there: bytes = found[0]
                 return value_there
@@ -130,80 +161,83 @@ class SQLiteSlips:
 
         return self.file.write(job)
 
-    def slip(self, space: str, key: str) -> bytes | None:
-        place = (self.tenant, *slip_key(space, key), self.ids.now())
-        found = self.file.read(lambda db: db.execute(SLIP, place).fetchone())
+    def kv_get(self, space: str, key: str) -> bytes | None:
+        place = (self.tenant, *check_key(space, key), self.clock.now())
+        found = self.file.read(lambda db: db.execute(GET, place).fetchone())
         return None if found is None else found[0]
 
-    def slips(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
-        bound = (self.tenant, *_start(space, after), self.ids.now(), limit)
-        rows: list[Any] = self.file.read(lambda db: db.execute(SLIPS, bound).fetchall())
+    def kv_list(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
+        bound = (self.tenant, *_page_start(space, after), self.clock.now(), limit)
+        rows: list[Any] = self.file.read(lambda db: db.execute(LIST, bound).fetchall())
         return [(key.decode(), value) for key, value in rows]
 
-    def drop_slip(self, space: str, key: str) -> bool:
-        place = (self.tenant, *slip_key(space, key))
-        found = self.file.write(lambda db: db.execute(DROP, (*place, self.ids.now())).fetchone())
+    def kv_delete(self, space: str, key: str) -> bool:
+        place = (self.tenant, *check_key(space, key))
+        found = self.file.write(lambda db: db.execute(DELETE, (*place, self.clock.now())).fetchone())
         return found is not None and bool(found[0])
 
-    def purge_slips(self, now: int, limit: int = MAX_PAGE) -> int:
+    def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
         return len(self.file.write(lambda db: db.execute(PURGE, (now, limit)).fetchall()))
 
 
-class PostgresSlips:
-    """Slips in PostgreSQL. Every write leaves a mark of its own, by which an attempt after a lost answer tells what
-    became of the one before, and leaves alone what others wrote meanwhile."""
+class PostgresKeyValues(KeyValues):
+    """Key values in PostgreSQL.
+
+    Every write stores a mark of its own. After a lost answer, the next attempt sees from the mark whether the attempt
+    before was committed, and does not overwrite a value that another process has written since.
+    """
 
     tenant: str
-    ids: Ids
+    clock: Clock
     server: PostgresServer
 
-    def put_slip(
+    def kv_put(
         self, space: str, key: str, value: bytes, *, only_new: bool = False, expires: int | None = None
     ) -> bytes | None:
-        place = (self.tenant, *slip_key(space, key))
-        mine = self.server.ids.random(16)
-        replaced: list[bytes | None] = []  # the mark that each attempt wrote over
+        place = (self.tenant, *check_key(space, key))
+        mine = self.server.clock.random_bytes(16)
+        replaced: list[bytes | None] = []  # marks that the attempts replaced
 
         def job(db: PostgresConnection) -> bytes | None:
-            there, found = self._locked(db, place)
+            there, found = self._lock_row(db, place)
             if there == mine or (replaced and there != replaced[0] and not only_new):
-                return None  # an attempt whose answer was lost did it, or others wrote meanwhile: theirs is the later
+                return None  # an attempt with a lost answer wrote it, or another process has written a later value
             if only_new and found is not None:
                 return found
             replaced.append(there)
-            # Of two who add it at once, one fails here, is tried again, and finds the other's.
+            # Of two processes that insert at once, one fails here, tries again, and finds the value of the other.
             db.execute(PG_ADD if there is None else PG_SET, (bytes(value), expires, mine, *place))
             return None
 
         return self.server.transaction(job)
 
-    def _locked(self, db: PostgresConnection, place: tuple[str, str, bytes]) -> tuple[bytes | None, bytes | None]:
-        """The mark of what is there, and its value unless it expired."""
-        found = db.execute(PG_LOCK, (self.ids.now(), *place)).fetchone()
+    def _lock_row(self, db: PostgresConnection, place: tuple[str, str, bytes]) -> tuple[bytes | None, bytes | None]:
+        """Return the mark of the row, and its value unless the value has expired."""
+        found = db.execute(PG_LOCK, (self.clock.now(), *place)).fetchone()
         return (None, None) if found is None else (found[0], found[1])
 
-    def slip(self, space: str, key: str) -> bytes | None:
-        found = self.server.fetch_one(PG_SLIP, (self.tenant, *slip_key(space, key), self.ids.now()))
+    def kv_get(self, space: str, key: str) -> bytes | None:
+        found = self.server.fetch_one(PG_GET, (self.tenant, *check_key(space, key), self.clock.now()))
         return None if found is None else found[0]
 
-    def slips(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
-        rows = self.server.fetch(PG_SLIPS, (self.tenant, *_start(space, after), self.ids.now(), limit))
+    def kv_list(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
+        rows = self.server.fetch(PG_LIST, (self.tenant, *_page_start(space, after), self.clock.now(), limit))
         return [(key.decode(), value) for key, value in rows]
 
-    def drop_slip(self, space: str, key: str) -> bool:
-        place = (self.tenant, *slip_key(space, key))
+    def kv_delete(self, space: str, key: str) -> bool:
+        place = (self.tenant, *check_key(space, key))
         dropped: list[tuple[bytes | None, bytes | None]] = []
 
         def job(db: PostgresConnection) -> bool:
-            there = self._locked(db, place)
+            there = self._lock_row(db, place)
             if dropped and there[0] != dropped[0][0]:
-                there = dropped[0]  # the first attempt did it; what is there now is another one
+                there = dropped[0]  # the first attempt removed the value; the row is a later one
             else:
                 dropped.append(there)
-                db.execute(PG_DROP, place)
+                db.execute(PG_DELETE, place)
             return there[1] is not None
 
         return self.server.transaction(job)
 
-    def purge_slips(self, now: int, limit: int = MAX_PAGE) -> int:
+    def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
         return len(self.server.fetch(PG_PURGE, (now, limit)))

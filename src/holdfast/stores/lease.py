@@ -38,7 +38,7 @@ class Lease:
     remaining: float
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.remaining > 0 and not is_dead(self.holder)
 
 
@@ -50,14 +50,14 @@ def boot_id() -> str:
         return "unknown"
 
 
-def _namespace() -> str:
+def _pid_namespace() -> str:
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
-def _started(pid: int) -> str | None:
+def _start_ticks(pid: int) -> str | None:
     """When a process started, in the kernel's ticks: a number that a reused pid does not share."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -68,19 +68,19 @@ def _started(pid: int) -> str | None:
 
 
 @cache
-def _process(pid: int) -> dict[str, object]:
+def _process_identity(pid: int) -> dict[str, object]:
     """What tells a process from all others, now and later."""
-    return {"boot": boot_id(), "namespace": _namespace(), "pid": pid, "started": _started(pid)}
+    return {"boot": boot_id(), "namespace": _pid_namespace(), "pid": pid, "started": _start_ticks(pid)}
 
 
-def holder(name: str) -> bytes:
+def encode_holder(name: str) -> bytes:
     """This process as the holder of a lease; `name` tells its holders apart."""
-    return codec.encode({"name": name, **_process(os.getpid())})
+    return codec.encode({"name": name, **_process_identity(os.getpid())})
 
 
 def is_dead(data: bytes) -> bool:
     """Whether the holder is known to be gone. Not knowing is not dead."""
     found = codec.decode(data)
-    if found["boot"] != boot_id() or found["namespace"] != _namespace() or found["started"] is None:
+    if found["boot"] != boot_id() or found["namespace"] != _pid_namespace() or found["started"] is None:
         return False
-    return bool(_started(found["pid"]) != found["started"])
+    return bool(_start_ticks(found["pid"]) != found["started"])

@@ -1,7 +1,7 @@
-"""Keeping a lease while its work goes on: renewed every third of its time, from a thread of its own.
+"""Renewal of a lease while its holder works: every third of the lease time, from a separate thread.
 
-Whoever holds one asks `check()` before each effect: a process that was stopped and wakes up after its lease has gone
-starts nothing any more. Renewal ends when an effect outlives the time it was allowed.
+The holder calls `check()` before each effect: a process that was stopped and wakes up after its lease has expired
+starts no more effects. Renewal ends when an effect takes longer than its allowed time.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from holdfast.stores.lease import lease_seconds
 
 
 class Renewal:
-    """`with Renewal(store, log, epoch): ...` holds the lease until the block ends or somebody took it."""
+    """`with Renewal(store, log, epoch): ...` holds the lease until the block ends or another process takes it."""
 
     def __init__(
         self, store: Store, log: Log, epoch: int, *, seconds: float | None = None, since: float | None = None
     ) -> None:
         self._store, self._log, self._epoch = store, log, epoch
         self._seconds = lease_seconds() if seconds is None else seconds
-        began = store.ids.elapsed() if since is None else since  # before the claim was sent, to be on the safe side
+        began = store.clock.monotonic() if since is None else since  # before the claim was sent, to be on the safe side
         self.deadline = began + self._seconds
-        self._allowed: float | None = None
-        self.over = False
+        self._effect_deadline: float | None = None
+        self.is_over = False
 
     def __enter__(self) -> Renewal:
         _renewer.add(self, self._seconds / 3)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.over = True
+        self.is_over = True
 
     def check(self) -> None:
         """Make sure that the lease is held: one that may have run out is renewed first, or StaleEpoch is raised."""
-        began = self._store.ids.elapsed()
+        began = self._store.clock.monotonic()
         if began >= self.deadline:
             self._store.renew(self._log, self._epoch, self._seconds)
             self.deadline = began + self._seconds
 
-    def allow(self, seconds: float | None) -> None:
+    def begin_effect(self, seconds: float | None) -> None:
         """An effect begins that may take this long (None: as long as it likes)."""
-        self._allowed = None if seconds is None else self._store.ids.elapsed() + seconds
+        self._effect_deadline = None if seconds is None else self._store.clock.monotonic() + seconds
 
     def renew(self) -> float | None:
         """Renew once; the seconds until the next time, or None if there is none."""
-        began = self._store.ids.elapsed()
-        if self.over:
+        began = self._store.clock.monotonic()
+        if self.is_over:
             return None
-        if self._allowed is not None and began > self._allowed:
-            return self._seconds / 3  # the effect hangs, and somebody else may take over; unless it goes on meanwhile
+        if self._effect_deadline is not None and began > self._effect_deadline:
+            return self._seconds / 3  # the effect hangs: another process may take over, unless the effect ends first
         try:
             self._store.renew(self._log, self._epoch, self._seconds)
             self.deadline = began + self._seconds
@@ -86,7 +86,7 @@ class _Renewer:
                 self._is_running = True
         with self._wake:
             first = self._due[0][0] if self._due else None
-            at = renewal._store.ids.elapsed() + seconds
+            at = renewal._store.clock.monotonic() + seconds
             heapq.heappush(self._due, (at, next(self._count), renewal))
             if first is None or at < first:
                 self._wake.notify()
@@ -94,9 +94,9 @@ class _Renewer:
     def _work(self, wake: threading.Condition) -> None:
         while True:
             with wake:
-                while self._due and self._due[0][2].over:
+                while self._due and self._due[0][2].is_over:
                     heapq.heappop(self._due)
-                now = self._due[0][2]._store.ids.elapsed() if self._due else 0.0
+                now = self._due[0][2]._store.clock.monotonic() if self._due else 0.0
                 if not self._due or self._due[0][0] > now:
                     wake.wait(self._due[0][0] - now if self._due else None)
                     continue

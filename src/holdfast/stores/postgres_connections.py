@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from holdfast.clock import Ids, crashpoint
+from holdfast.clock import Clock
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import (
     AgentError,
     InvalidArgument,
@@ -49,7 +50,7 @@ RECORD_MIGRATION = "INSERT INTO holdfast.migrations VALUES(%s,%s,%s)"
 LOCK = "SELECT pg_advisory_xact_lock(%s)"
 
 # The server goes away or comes back, or another transaction was in the way: trying again is right.
-PASSING = (
+TRANSIENT_ERRORS = (
     pg.AdminShutdown,
     pg.CrashShutdown,
     pg.CannotConnectNow,
@@ -76,10 +77,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class PostgresServer:
     """The connections of this process to one database."""
 
-    def __init__(self, dsn: str, *, connections: int, patience: float, ids: Ids) -> None:
-        self.dsn, self.connections, self.patience, self.ids = dsn, connections, patience, ids
+    def __init__(self, dsn: str, *, connections: int, patience: float, clock: Clock) -> None:
+        self.dsn, self.connections, self.patience, self.clock = dsn, connections, patience, clock
         self.closed = False
-        self._start()
+        self._reset_pool()
         _servers.add(self)
         # A client that is stopped inside a transaction must not hold everybody else for ever.
         try:
@@ -91,12 +92,12 @@ class PostgresServer:
         limits = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
         self._conninfo = psycopg.conninfo.make_conninfo(dsn, options=f"{known.get('options') or ''} {limits}".strip())
         try:
-            self.unit(self._migrate)
+            self.run_unit(self._migrate)
         except BaseException:
             self.close()
             raise
 
-    def _start(self) -> None:
+    def _reset_pool(self) -> None:
         self.heads: dict[int, Any] = {}  # what a store knows of its logs; per process, like the connections
         self.locks = [threading.Lock() for _ in range(STRIPES)]
         self._idle: list[Connection] = []
@@ -105,16 +106,16 @@ class PostgresServer:
     def leave_to_parent(self) -> None:
         """In a forked child: the connections are the parent's."""
         _inherited.append(self._idle)
-        self._start()
+        self._reset_pool()
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self.closed:
             raise StoreClosed("this PostgresStore was closed: open a new one")
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
         """A connection in autocommit mode; anything but a clean end closes it."""
-        self._check()
+        self._check_open()
         if not self._slots.acquire(timeout=self.patience):
             raise StoreBusy(f"all {self.connections} connections were in use for {self.patience:g} s: try again")
         try:
@@ -140,24 +141,24 @@ class PostgresServer:
         else:
             self._idle.append(db)
 
-    def unit(self, work: Callable[[Connection], T]) -> T:
+    def run_unit(self, work: Callable[[Connection], T]) -> T:
         """Do a unit of work, again if its connection is lost or another transaction is in the way."""
-        deadline = self.ids.elapsed() + self.patience
+        deadline = self.clock.monotonic() + self.patience
         tries = 0
         while True:
             try:
                 with self.connection() as db:
                     return work(db)
             except psycopg.Error as error:
-                passing = isinstance(error, PASSING) or (
+                passing = isinstance(error, TRANSIENT_ERRORS) or (
                     isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
                 )
                 tries += 1
                 # A server that came back leaves a pool of dead connections: those are tried without a pause.
-                if not passing or (self.ids.elapsed() > deadline and tries > self.connections):
+                if not passing or (self.clock.monotonic() > deadline and tries > self.connections):
                     raise self._translate(error) from error
                 if tries > self.connections + 1 or not self._idle:
-                    self.ids.sleep(min(0.005 * tries, 0.1))
+                    self.clock.sleep(min(0.005 * tries, 0.1))
 
     def transaction(self, work: Callable[[Connection], T]) -> T:
         """A unit of work in one transaction, durable when this returns."""
@@ -169,13 +170,13 @@ class PostgresServer:
             crashpoint("after commit")
             return found
 
-        return self.unit(unit)
+        return self.run_unit(unit)
 
     def fetch(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        return self.unit(lambda db: db.execute(query, values).fetchall())
+        return self.run_unit(lambda db: db.execute(query, values).fetchall())
 
     def fetch_one(self, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-        return self.unit(lambda db: db.execute(query, values).fetchone())
+        return self.run_unit(lambda db: db.execute(query, values).fetchone())
 
     def _migrate(self, db: Connection) -> None:
         def apply(migration: Migration) -> None:
@@ -193,12 +194,16 @@ class PostgresServer:
         if isinstance(error, pg.DiskFull | pg.InsufficientResources):
             return StoreFull("the PostgreSQL server has no space left: nothing was written; free some and try again")
         if isinstance(error, pg.ReadOnlySqlTransaction | pg.InsufficientPrivilege):
-            return StoreReadOnly(f"the PostgreSQL server does not let this user write: {_short(error)}")
+            return StoreReadOnly(f"the PostgreSQL server does not let this user write: {_first_line(error)}")
         if isinstance(error, pg.LockNotAvailable | pg.QueryCanceled):
-            return StoreBusy(f"the PostgreSQL server took too long: {_short(error)}; try again")
-        if isinstance(error, PASSING) or error.sqlstate is None or error.sqlstate.startswith(("08", "57", "58")):
-            return StoreUnavailable(f"the PostgreSQL server cannot be reached: {_short(error)}; is it running?")
-        return StoreError(f"PostgreSQL failed: {_short(error)}")
+            return StoreBusy(f"the PostgreSQL server took too long: {_first_line(error)}; try again")
+        if (
+            isinstance(error, TRANSIENT_ERRORS)
+            or error.sqlstate is None
+            or error.sqlstate.startswith(("08", "57", "58"))
+        ):
+            return StoreUnavailable(f"the PostgreSQL server cannot be reached: {_first_line(error)}; is it running?")
+        return StoreError(f"PostgreSQL failed: {_first_line(error)}")
 
     def close(self) -> None:
         self.closed = True
@@ -206,7 +211,7 @@ class PostgresServer:
             self._idle.pop().close()
 
 
-def _short(error: psycopg.Error) -> str:
+def _first_line(error: psycopg.Error) -> str:
     """The first line of an error, without the connection string that the driver may repeat."""
     text = error.diag.message_primary or str(error) or type(error).__name__
     return text.strip().splitlines()[0]

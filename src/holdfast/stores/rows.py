@@ -1,4 +1,4 @@
-"""What the stores share about rows: packing logs and sessions, text for the search index, replaying sealed rows."""
+"""Rows of all stores: columns of logs and sessions, text for the search index, replay of rows of another log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
-from holdfast.log.messages import from_data
-from holdfast.log.named_values import HAS_NAMES, NameRow, columns_of, names_of
+from holdfast.log.messages import message_from_data
+from holdfast.log.named_values import NAMING_TYPES, NameRow, columns_of, names_of
 from holdfast.log.search_words import stems, words
-from holdfast.log.view import is_marked, view_of
-from holdfast.stores.append import RETENTION_TYPES, SNAPSHOT_EVERY, Appended, Batch, Head, keep_of
+from holdfast.log.view import changes_view, decode_view
+from holdfast.stores.append import RETENTION_TYPES, SNAPSHOT_EVERY, AppendBatch, AppendResult, Head, make_retention_row
 from holdfast.stores.base import Fork, Info, Log
 from holdfast.stores.encrypted_rows import Keys
 from holdfast.stores.encryption import DataKey
@@ -20,20 +20,40 @@ INDEX_BATCH = 500
 MAX_INDEXED = 400_000  # bytes of words of one message; PostgreSQL's tsvector holds no more than about 1 MiB
 
 
-def ancestry_bytes(ancestry: tuple[tuple[int, int], ...]) -> bytes | None:
+def encode_ancestry(ancestry: tuple[tuple[int, int], ...]) -> bytes | None:
     return codec.encode([list(pair) for pair in ancestry]) if ancestry else None
 
 
-def _text(data: bytes | None) -> str | None:
+def _decode_text(data: bytes | None) -> str | None:
     return None if data is None else data.decode()
 
 
-def log_of(columns: Sequence[Any]) -> Log:
+def log_from_columns(columns: Sequence[Any]) -> Log:
     """A log from the columns of a LOG query."""
     number, uid, origin, kind, id, created_at, base, ancestry, user_id, app_name, parent, key = columns[:12]
     ancestors = () if ancestry is None else tuple((n, last) for n, last in codec.decode(ancestry))
-    user, app = _text(user_id), _text(app_name)
+    user, app = _decode_text(user_id), _decode_text(app_name)
     return Log(number, uid, origin, kind, id or "", created_at, base, ancestors, user, app, parent, key)
+
+
+def head_from_columns(columns: Sequence[Any]) -> Head:
+    """A head from the columns of a HEAD query."""
+    head, hash, epoch, tokens, view, busy, marks, updated_at = columns
+    return Head(
+        head=head,
+        hash=hash,
+        epoch=epoch,
+        tokens=tokens,
+        view=view,
+        busy=bool(busy),
+        marks=marks,
+        updated_at=updated_at,
+    )
+
+
+def head_columns(head: Head) -> tuple[int, bytes, int, int, bytes, bool, int, int]:
+    """The columns of a head, in the order of a HEAD query."""
+    return (head.head, head.hash, head.epoch, head.tokens, head.view, head.busy, head.marks, head.updated_at)
 
 
 def new_log(
@@ -69,22 +89,22 @@ def session_row(
     user = None if log.user_id is None else log.user_id.encode()
     app = None if log.app_name is None else log.app_name.encode()
     columns = session_columns(changed, key)
-    status = view_of(head.view).status
+    status = decode_view(head.view).status
     found = (columns.get(name) for name in ("title", "metadata", "work_dir"))
     return (log.number, tenant, user, app, status, *found)
 
 
-def info_of(columns: Sequence[Any], keys: Keys) -> Info:
+def info_from_columns(columns: Sequence[Any], keys: Keys) -> Info:
     """A session from the columns of an INFO query."""
     status, title, metadata, work_dir, updated_at = columns[12:]
     if columns[11] is not None:
-        key = keys.of(log_of(columns))
+        key = keys.key_of_log(log_from_columns(columns))
         title, metadata, work_dir = (
             None if value is None else key.open(value, name.encode())
             for name, value in (("title", title), ("metadata", metadata), ("work_dir", work_dir))
         )
     kept = {} if metadata is None else codec.decode(metadata)
-    return Info(log_of(columns), status, _text(title), kept, _text(work_dir), updated_at)
+    return Info(log_from_columns(columns), status, _decode_text(title), kept, _decode_text(work_dir), updated_at)
 
 
 def session_columns(changed: dict[str, Any], key: DataKey | None = None) -> dict[str, Any]:
@@ -102,17 +122,19 @@ def session_columns(changed: dict[str, Any], key: DataKey | None = None) -> dict
     return found
 
 
-def searchable(row: Row) -> str:
-    """The words of an event's text, as the index wants them: those of a message as they are, those of a memory and its
-    key by their stems. An index has to be told them again to forget them, so whoever changes what comes out here
-    empties the indexes by a migration."""
+def index_text(row: Row) -> str:
+    """Return the words of an event's text for the index: of a message the words, of a memory and its key the stems.
+
+    To remove words, the index needs the same words again, so a change of this function needs a migration that empties
+    the indexes.
+    """
     event = Event(row)
     if event.erased:
         return ""
     if row.type == "memory.stored":
         said = stems(f"{event.data['key']} {event.data['text']}")
     else:
-        said = words(from_data(message_data(event), lambda _: b"").text)
+        said = words(message_from_data(message_data(event), lambda _: b"").text)
     room, found = MAX_INDEXED, []
     for word in dict.fromkeys(said):
         room -= len(word) + 1
@@ -122,19 +144,21 @@ def searchable(row: Row) -> str:
     return " ".join(found)
 
 
-def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator[Batch]:
+def replay_rows(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator[AppendBatch]:
     """Rows that were sealed elsewhere, as batches that write them and move the head over them, page by page."""
     for start in range(0, len(rows), SNAPSHOT_EVERY):
         page = rows[start : start + SNAPSHOT_EVERY]
-        view = view_of(head.view)
+        view = decode_view(head.view)
         status, marked = view.status, []
         names: list[NameRow] = []
         session: dict[str, Any] = {}
         for row in page:
             event = Event(row)
-            marked.append(is_marked(event.type, event.run) or (view.turn is not None and event.type in MESSAGE_TYPES))
+            marked.append(
+                changes_view(event.type, event.run) or (view.turn is not None and event.type in MESSAGE_TYPES)
+            )
             view.apply(event.seq, event.type, event.run, event.data, event.branch)
-            if event.type in HAS_NAMES:
+            if event.type in NAMING_TYPES:
                 names += names_of(event.seq, event.type, event.data)
                 session |= columns_of(event.type, event.data)
         if view.status != status:
@@ -146,21 +170,23 @@ def replay(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator
             epoch=head.epoch,
             tokens=last.tokens,
             view=view.to_bytes(),
-            busy=view.turn is not None or view.life == "erased",
+            busy=view.turn is not None or view.lifecycle == "erased",
             marks=0,
             updated_at=head.updated_at,
         )
-        outcome = Appended(first=page[0].seq, last=last.seq, epoch=head.epoch, at=head.updated_at)
-        yield Batch(
+        outcome = AppendResult(first=page[0].seq, last=last.seq, epoch=head.epoch, at=head.updated_at)
+        yield AppendBatch(
             outcome=outcome,
             head=after,
             before=head,
             rows=list(page),
-            marked=marked,
+            changes_view=marked,
             names=names,
             blobs=blobs if start == 0 else {},
             snapshot=after.view,
-            session=session or None,
-            keep=keep_of(view, head.updated_at) if any(row.type in RETENTION_TYPES for row in page) else None,
+            changed_columns=session or None,
+            retention_row=make_retention_row(view, head.updated_at)
+            if any(row.type in RETENTION_TYPES for row in page)
+            else None,
         )
         head = after

@@ -1,8 +1,8 @@
 """One SQLite file, shared by many threads and processes: one writer connection, a few readers, group commit.
 
-Group commit is leader and follower. Whoever finds nobody writing leads: it commits everything that is queued, a
-savepoint per job, then hands over to the first of those who came meanwhile. A job is answered only after the COMMIT
-that holds it. A failed flush poisons the file: what is on disk is unknown, and writing on could hide it.
+Group commit has a leader and followers. A thread that finds no writer leads: it commits every queued job, with a
+savepoint for each, then hands over to the first thread that queued a job since. A job returns only after the COMMIT
+that contains it. A failed flush poisons the file: the state on disk is unknown, and more writes could hide that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.clock import crashpoint
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import (
     CorruptLog,
     InvalidArgument,
@@ -48,39 +48,39 @@ CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS migrations(
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, digest TEXT NOT NULL) STRICT"""
 RECORD_MIGRATION = "INSERT INTO migrations VALUES(?,?,?)"
 
-_files: weakref.WeakSet[SQLiteFile] = weakref.WeakSet()  # those that a fork must know of
+_files: weakref.WeakSet[SQLiteFile] = weakref.WeakSet()  # files that a fork must pause
 
 
-_forking = threading.RLock()  # nobody opens or closes a file while this process forks
-_quiet: list[SQLiteFile] = []  # those that stand still for it
+_fork_lock = threading.RLock()  # no thread opens or closes a file while this process forks
+_paused_files: list[SQLiteFile] = []  # files that are paused for a fork
 
 
 def _before_fork() -> None:
-    _forking.acquire()
-    _quiet.extend(_files)
-    for file in _quiet:
-        file.quiesce()
+    _fork_lock.acquire()
+    _paused_files.extend(_files)
+    for file in _paused_files:
+        file.pause_for_fork()
 
 
 def _after_fork_in_parent() -> None:
-    for file in _quiet:
-        file.go_on()
-    _quiet.clear()
-    _forking.release()
+    for file in _paused_files:
+        file.resume_after_fork()
+    _paused_files.clear()
+    _fork_lock.release()
 
 
 def _after_fork_in_child() -> None:
-    global _forking
-    for file in _quiet:
+    global _fork_lock
+    for file in _paused_files:
         file.leave_to_parent()
-    _quiet.clear()
-    _forking = threading.RLock()
+    _paused_files.clear()
+    _fork_lock = threading.RLock()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
-class _Translated:
+class _ErrorTranslation:
     """Turns what SQLite raises inside a block into ours. A class, because a generator costs four times as much."""
 
     __slots__ = ("_file",)
@@ -123,28 +123,28 @@ class SQLiteFile:
         self.synchronous, self.busy_seconds, self.vfs = synchronous, busy_seconds, vfs
         self.closed = False
         self.max_batch = MAX_BATCH
-        self._fresh_locks()
-        with _forking:
+        self._reset_locks()
+        with _fork_lock:
             self._open()
             _files.add(self)
 
-    def _fresh_locks(self) -> None:
-        self._opening = threading.Lock()
+    def _reset_locks(self) -> None:
+        self._reopen_lock = threading.Lock()
         self._mutex = threading.Lock()
-        self._writing = threading.Lock()  # held while a batch is committed
+        self._write_lock = threading.Lock()  # held while a batch is committed
         self._queue: deque[_Job] = deque()
-        self._leading = False
+        self._has_leader = False
         self._readers: list[Connection] = []
         self._reader_slots = threading.BoundedSemaphore(MAX_READERS)
 
     def _open(self) -> None:
-        self.poisoned: str | None = None
+        self.poison_reason: str | None = None
         self._writer = self._open_writer()
-        self._inodes = self._stat()
-        self._stale = False
+        self._identity = self._file_identity()
+        self._needs_reopen = False
 
-    def _stat(self) -> tuple[int, int, int]:
-        """The identity of the file and of its log: whoever replaces or removes one of them must not be written past."""
+    def _file_identity(self) -> tuple[int, int, int]:
+        """The identity of the file and of its WAL: no write may follow after one of them was replaced or removed."""
         found, wal = os.stat(self.path), os.stat(self.path + "-wal")
         return found.st_dev, found.st_ino, wal.st_ino
 
@@ -154,23 +154,23 @@ class SQLiteFile:
     # inherited (without a checkpoint, so that nothing is written) and opens its own; and no connection may be in use at
     # the moment of the fork.
 
-    def quiesce(self) -> None:
-        self._writing.acquire()
+    def pause_for_fork(self) -> None:
+        self._write_lock.acquire()
         for _ in range(MAX_READERS):
             self._reader_slots.acquire()
 
-    def go_on(self) -> None:
+    def resume_after_fork(self) -> None:
         for _ in range(MAX_READERS):
             self._reader_slots.release()
-        self._writing.release()
+        self._write_lock.release()
 
     def leave_to_parent(self) -> None:
-        if not self.closed and not self._stale:
+        if not self.closed and not self._needs_reopen:
             for db in (*self._readers, self._writer):
                 db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
                 db.close()
-        self._fresh_locks()
-        self._stale = True
+        self._reset_locks()
+        self._needs_reopen = True
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -201,14 +201,14 @@ class SQLiteFile:
 
     def _open_writer(self) -> Connection:
         fresh = not os.path.exists(self.path)
-        with self._translated():
+        with self._translate_errors():
             db = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
             try:
                 if db.readonly("main"):
                     raise StoreReadOnly(f"{self.path} cannot be written: check the permissions of the file")
                 if fresh:
                     os.chmod(self.path, 0o600)  # by path: opening the file ourselves would drop SQLite's locks
-                self._until_free(lambda: db.execute("PRAGMA journal_mode=WAL").get)
+                self._retry_while_busy(lambda: db.execute("PRAGMA journal_mode=WAL").get)
                 db.execute(SYNCHRONOUS[self.synchronous])
                 db.execute("PRAGMA foreign_keys=ON")
                 db.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten, not only unlinked
@@ -218,7 +218,7 @@ class SQLiteFile:
                 raise
         return db
 
-    def _until_free(self, action: Callable[[], object]) -> None:
+    def _retry_while_busy(self, action: Callable[[], object]) -> None:
         """SQLite answers busy at once, without asking the handler, while another process switches to WAL."""
         deadline = time.monotonic() + self.busy_seconds
         while True:
@@ -237,16 +237,16 @@ class SQLiteFile:
             crashpoint("migration applied")
             db.execute(RECORD_MIGRATION, (migration.version, migration.name, migration.digest))
 
-        if one(db, HAS_MIGRATIONS) is not None:
-            applied = dict(many(db, MIGRATIONS))
+        if fetch_one(db, HAS_MIGRATIONS) is not None:
+            applied = dict(fetch_all(db, MIGRATIONS))
             missing: list[Migration] = []
             migrate("sqlite", applied, missing.append)
             if not missing:
                 return  # the common case, and no reason to wait for a writer
-        self._until_free(lambda: db.execute("BEGIN IMMEDIATE"))
+        self._retry_while_busy(lambda: db.execute("BEGIN IMMEDIATE"))
         try:
             db.execute(CREATE_MIGRATIONS)
-            migrate("sqlite", dict(many(db, MIGRATIONS)), apply)
+            migrate("sqlite", dict(fetch_all(db, MIGRATIONS)), apply)
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -257,8 +257,8 @@ class SQLiteFile:
 
     def read(self, job: Callable[[Connection], T]) -> T:
         """Run a query on a reader. The job must fetch what it needs before it returns."""
-        self._check()
-        with self._reader_slots, self._translated():
+        self._check_open()
+        with self._reader_slots, self._translate_errors():
             try:
                 db = self._readers.pop()
             except IndexError:
@@ -274,14 +274,14 @@ class SQLiteFile:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, run: Callable[[Connection], T]) -> T:
-        """Run a job in a transaction, together with whatever else is waiting, and return when it is durable."""
-        self._check()
-        if self.poisoned:
-            raise StorePoisoned(self.poisoned)
+        """Run a job in a transaction, together with the other queued jobs, and return when it is durable."""
+        self._check_open()
+        if self.poison_reason:
+            raise StorePoisoned(self.poison_reason)
         job = _Job(run)
         with self._mutex:
             self._queue.append(job)
-            lead, self._leading = not self._leading, True
+            lead, self._has_leader = not self._has_leader, True
         if not lead:
             self._wait(job)
         if not job.done:
@@ -309,13 +309,13 @@ class SQLiteFile:
             self._queue[0].promoted = True
             self._queue[0].wake.release()
         else:
-            self._leading = False
+            self._has_leader = False
 
     def _lead(self, mine: _Job) -> None:
         with self._mutex:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), self.max_batch))]
         try:
-            with self._writing:
+            with self._write_lock:
                 self._commit(batch)
         except BaseException as error:  # noqa: BLE001 - every job is answered, and raises it in its own thread
             for job in batch:
@@ -331,13 +331,13 @@ class SQLiteFile:
     def _commit(self, batch: list[_Job]) -> None:
         if self.closed:
             raise StoreClosed(f"the store of {self.path} was closed: open a new one")
-        if self.poisoned:
-            raise StorePoisoned(self.poisoned)
+        if self.poison_reason:
+            raise StorePoisoned(self.poison_reason)
         db = self._writer
-        with self._translated():
-            if self._changed():
-                self.poisoned = f"{self.path} was replaced while it was open: close this store and open it again"
-                raise StorePoisoned(self.poisoned)
+        with self._translate_errors():
+            if self._is_replaced():
+                self.poison_reason = f"{self.path} was replaced while it was open: close this store and open it again"
+                raise StorePoisoned(self.poison_reason)
             db.execute("BEGIN IMMEDIATE")
             try:
                 if len(batch) == 1:
@@ -353,9 +353,9 @@ class SQLiteFile:
                     db.execute("ROLLBACK")
                 raise
 
-    def _changed(self) -> bool:
+    def _is_replaced(self) -> bool:
         try:
-            return self._stat() != self._inodes
+            return self._file_identity() != self._identity
         except FileNotFoundError:
             return True
 
@@ -365,24 +365,24 @@ class SQLiteFile:
             job.result = job.run(db)
         except Exception as error:  # refused, or broken: the others go on
             job.error = self._translate(error) if isinstance(error, apsw.Error) else error
-            if not db.in_transaction or self.poisoned:
-                raise  # SQLite gave up the whole transaction, or nobody knows what is on disk: the others fail as well
+            if not db.in_transaction or self.poison_reason:
+                raise  # SQLite rolled back the transaction, or the state on disk is unknown: the other jobs fail too
             db.execute("ROLLBACK TO job")
         db.execute("RELEASE job")
 
     def truncate_wal(self) -> bool:
         """Move everything into the file and empty the log beside it; False if readers of other processes stayed."""
-        self._check()
-        with self._writing, self._translated():
-            if self.closed or self.poisoned:
+        self._check_open()
+        with self._write_lock, self._translate_errors():
+            if self.closed or self.poison_reason:
                 return False
-            busy, _, _ = one(self._writer, "PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
+            busy, _, _ = fetch_one(self._writer, "PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
             return not busy
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
-    def _translated(self) -> _Translated:
-        return _Translated(self)
+    def _translate_errors(self) -> _ErrorTranslation:
+        return _ErrorTranslation(self)
 
     def _translate(self, error: apsw.Error) -> StoreError:
         path = self.path
@@ -397,28 +397,28 @@ class SQLiteFile:
         if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
             return CorruptLog(f"{path} is not a readable SQLite database: restore it from a copy")
         if isinstance(error, apsw.IOError):
-            self.poisoned = (
+            self.poison_reason = (
                 f"a read, write or flush of {path} failed ({error}): what was being written may or may not be there; "
                 "close this store, check the disk, open it again"
             )
-            return StorePoisoned(self.poisoned)
+            return StorePoisoned(self.poison_reason)
         return StoreError(f"SQLite failed on {path}: {error}")
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self.closed:
             raise StoreClosed(f"the store of {self.path} was closed: open a new one")
-        if self._stale:
-            with _forking, self._opening:
-                if self._stale:
+        if self._needs_reopen:
+            with _fork_lock, self._reopen_lock:
+                if self._needs_reopen:
                     self._open()
 
     def close(self) -> None:
         """Close every connection of this process. Writes under way are finished first."""
-        with _forking, self._writing:
+        with _fork_lock, self._write_lock:
             if self.closed:
                 return
             self.closed = True
-            if self._stale:
+            if self._needs_reopen:
                 return
             for db in (*self._readers, self._writer):
                 try:
@@ -430,12 +430,12 @@ class SQLiteFile:
             self._readers.clear()
 
 
-def one(db: Connection, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+def fetch_one(db: Connection, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
     """The first row of a query."""
     return db.execute(query, values).fetchone()
 
 
-def many(db: Connection, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def fetch_all(db: Connection, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every row of a query."""
     return db.execute(query, values).fetchall()
 

@@ -9,10 +9,10 @@ import threading
 from holdfast.errors import InvalidArgument
 from holdfast.stores.base import SessionStore, Store
 
-_FOUR = ("save", "load", "delete", "list_sessions")
+_REQUIRED_METHODS = ("save", "load", "delete", "list_sessions")
 _lock = threading.Lock()
 _by_url: dict[str, Store] = {}  # one store per URL and process, so that all its sessions share a writer
-_adapted: dict[int, Store] = {}  # by identity; the adapter keeps its object alive, so an id is never used twice
+_adapters: dict[int, Store] = {}  # by identity; the adapter keeps its object alive, so an id is never used twice
 
 
 def open_store(store: Store | SessionStore | str | None) -> Store:
@@ -22,8 +22,8 @@ def open_store(store: Store | SessionStore | str | None) -> Store:
     if store is None:
         store = os.environ.get("HOLDFAST_STORE") or "memory:"
     if isinstance(store, str):
-        return _from_url(store)
-    missing = [name for name in _FOUR if not callable(getattr(store, name, None))]
+        return _store_for_url(store)
+    missing = [name for name in _REQUIRED_METHODS if not callable(getattr(store, name, None))]
     if missing:
         raise InvalidArgument(
             f"store={store!r} is no store: it lacks {', '.join(missing)}. "
@@ -32,27 +32,27 @@ def open_store(store: Store | SessionStore | str | None) -> Store:
     from holdfast.stores.document_store import DocumentStore
 
     with _lock:
-        if id(store) not in _adapted:
-            _adapted[id(store)] = DocumentStore(store)
-        return _adapted[id(store)]
+        if id(store) not in _adapters:
+            _adapters[id(store)] = DocumentStore(store)
+        return _adapters[id(store)]
 
 
 @atexit.register
 def _close_all() -> None:
-    """Nobody else knows the stores that were opened by name."""
+    """Close the stores that were opened by URL: no caller owns them."""
     for store in _by_url.values():
         store.close()
 
 
-def _from_url(url: str) -> Store:
+def _store_for_url(url: str) -> Store:
     with _lock:
         found = _by_url.get(url)
         if found is None or getattr(getattr(found, "file", None), "closed", False):
-            found = _by_url[url] = _new(url)
+            found = _by_url[url] = _open_url(url)
         return found
 
 
-def _new(url: str) -> Store:
+def _open_url(url: str) -> Store:
     if url in ("memory:", "memory://"):
         from holdfast.stores.memory import MemoryStore
 

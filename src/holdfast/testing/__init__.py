@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.clock import FixedIds
+from holdfast.clock import FixedClock
 from holdfast.models.scripted import call, error
 
 if TYPE_CHECKING:
     from holdfast.testing.contract import StoreContract
 
-__all__ = ["FixedIds", "StoreContract", "call", "error"]
+__all__ = ["FixedClock", "StoreContract", "call", "error"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from holdfast.clock import FixedIds
+from holdfast.clock import FixedClock
 from holdfast.errors import (
     AgentError,
     Conflict,
@@ -34,12 +34,12 @@ from holdfast.errors import (
     ViewChanged,
 )
 from holdfast.log.events import Draft, Event, Row
-from holdfast.log.tombstones import tomb
-from holdfast.log.view import view_of
-from holdfast.stores.append import Appended
+from holdfast.log.tombstones import make_tombstone
+from holdfast.log.view import decode_view
+from holdfast.stores.append import AppendResult
 from holdfast.stores.base import Log, Store
-from holdfast.stores.erasure import Burial, plan_erasure, plan_redaction
-from holdfast.stores.lease import Claim, holder
+from holdfast.stores.erasure import ErasurePlan, plan_erasure, plan_redaction
+from holdfast.stores.lease import Claim, encode_holder
 
 HOSTILE = (
     "",
@@ -70,10 +70,10 @@ def texts(rows: Iterable[Row]) -> list[str]:
 
 
 def claim(name: str = "test", seconds: float = 60.0) -> Claim:
-    return Claim(holder=holder(name), seconds=seconds)
+    return Claim(holder=encode_holder(name), seconds=seconds)
 
 
-def together(*calls: Callable[[], object]) -> None:
+def run_together(*calls: Callable[[], object]) -> None:
     """Run calls on a thread each, started at once; the first error is raised."""
     errors: list[BaseException] = []
     gate = threading.Barrier(len(calls))
@@ -105,7 +105,7 @@ class StoreContract:
 
     def test_numbers_events_from_one_without_gaps(self, store: Store, log: Log) -> None:
         assert store.append(log, [note("a"), note("b")]).last == 3
-        assert store.append(log, [note("c")]) == Appended(first=4, last=4, epoch=0, at=store.head(log).updated_at)
+        assert store.append(log, [note("c")]) == AppendResult(first=4, last=4, epoch=0, at=store.head(log).updated_at)
         assert [row.seq for row in store.read(log)] == [1, 2, 3, 4]
         assert store.head(log).head == 4
 
@@ -258,7 +258,7 @@ class StoreContract:
             if turn % 3 == 0:
                 store.append(log, [note(f"outside {turn}")])
             store.append(log, [Draft(type="turn.failed" if turn % 5 == 0 else "turn.finished", run=run)])
-        assert store.rebuilt_view(log) == store.view(log)
+        assert store.rebuild_view(log) == store.view(log)
         rows = store.read(log)
         from holdfast.log.view import View, fold
 
@@ -289,25 +289,25 @@ class StoreContract:
     def test_finds_words_without_case_and_accents(self, store: Store, log: Log) -> None:
         store.append(log, [note("A Diamond ring"), note("un café"), note("钻石很贵"), note("snake_case word")])
 
-        def found(*words: str) -> list[int]:
+        def find_words(*words: str) -> list[int]:
             return store.search(log, words, [[1, 0]], 10)
 
         from holdfast.log.search_words import words
 
-        assert found(*words("DIAMOND")) == [2]
-        assert found(*words("diamond ring")) == [2]
-        assert found(*words("diamond café")) == []
-        assert found(*words("cafe")) == [3]
-        assert found(*words("石")) == [4]
-        assert found(*words("snake")) == [5]
+        assert find_words(*words("DIAMOND")) == [2]
+        assert find_words(*words("diamond ring")) == [2]
+        assert find_words(*words("diamond café")) == []
+        assert find_words(*words("cafe")) == [3]
+        assert find_words(*words("石")) == [4]
+        assert find_words(*words("snake")) == [5]
         store.append(log, [note("another diamond")])
-        assert found("diamond") == [2, 6]
+        assert find_words("diamond") == [2, 6]
         assert store.search(log, ["diamond"], [[1, 0]], 1) == [6]
         assert store.search(log, ["diamond"], [[1, 4]], 9) == [2]
 
     def test_tells_which_events_hold_a_word(self, store: Store, log: Log) -> None:
         store.append(log, [memory("one", "Chronic migraines"), note("a migraine, a Migraine"), memory("two", "tea")])
-        assert store.hits(log, ["migrain", "migraine", "chron", "one", "two", "nothing"]) == {
+        assert store.word_matches(log, ["migrain", "migraine", "chron", "one", "two", "nothing"]) == {
             "migrain": [2],  # memories by their stems, and by their keys
             "migraine": [3],  # messages by their words as they are
             "chron": [2],
@@ -317,24 +317,24 @@ class StoreContract:
         }
         store.append(log, [memory("one", "Green tea")])
         other = store.create("memory", "other", [memory("one", "tea")])
-        assert store.hits(log, ["tea"]) == {"tea": [4, 5]}
-        assert store.hits(other, ["tea"]) == {"tea": [1]}
-        assert store.hits(log, []) == {}
+        assert store.word_matches(log, ["tea"]) == {"tea": [4, 5]}
+        assert store.word_matches(other, ["tea"]) == {"tea": [1]}
+        assert store.word_matches(log, []) == {}
 
     def test_a_burial_takes_names_and_words_with_it(self, store: Store) -> None:
         log = store.create("memory", "m", [memory("k", "one"), memory("k", "two"), memory("j", "three")])
         event = store.event(log, 2)
-        burial = Burial(
-            tombs={log.number: [(2, tomb(event, names=False))]},
+        burial = ErasurePlan(
+            tombstones={log.number: [(2, make_tombstone(event, names=False))]},
             heads={log.number: 3},
             names={log.number: {("memory//k", 2)}},
         )
-        record = [Draft(type="memory.forgotten", data={"reason": "r", **burial.record(log)})]
+        record = [Draft(type="memory.forgotten", data={"reason": "r", **burial.record_data(log)})]
         store.append(log, [memory("k", "four")])
         with pytest.raises(Conflict):
-            store.bury(log, record, burial)  # planned before there was another version
+            store.apply_erasure(log, record, burial)  # planned before there was another version
         burial.heads[log.number] = 4
-        store.bury(log, record, burial)
+        store.apply_erasure(log, record, burial)
         assert store.refs(log, "memory/") == {"memory//j": 3, "memory//k": 4}
         assert store.refs(log, "memory/", 3) == {"memory//j": 3, "memory//k": 1}
         assert store.event(log, 2).erased
@@ -352,26 +352,26 @@ class StoreContract:
         holder, burial = plan_redaction(store, log, 2)
         summary = {"message": {"role": "user", "text": "a secret"}, "covers": [[1, 3]], "usage": {}}
         store.append(log, [Draft(type="summary.added", data=summary), note("meanwhile")])
-        record = [Draft(type="event.redacted", data={"seq": 2, "reason": "r", **burial.record(holder)})]
+        record = [Draft(type="event.redacted", data={"seq": 2, "reason": "r", **burial.record_data(holder)})]
         with pytest.raises(Conflict):
-            store.bury(holder, record, burial)  # planned before there was a summary
+            store.apply_erasure(holder, record, burial)  # planned before there was a summary
         assert texts(store.walk(log)) == ["a secret", "no secret", "meanwhile"]
         holder, burial = plan_redaction(store, log, 2)
         hashes = [row.hash for row in store.walk(log)]
-        store.bury(holder, record, burial)
+        store.apply_erasure(holder, record, burial)
         rows = list(store.walk(log))
         assert rows[1].body is None
         assert [row.hash for row in rows[:-1]] == hashes
         assert store.verify(log)
         with pytest.raises(KeyReused):  # what the key stood for is gone, so nothing can be said to be the same
             store.append(log, [note("a secret"), note("no secret")], once="key")
-        assert store.rebuilt_view(log).to_bytes() == store.head(log).view
+        assert store.rebuild_view(log).to_bytes() == store.head(log).view
 
     def test_erasing_a_log_leaves_only_its_chain(self, store: Store, log: Log) -> None:
         store.append(log, [note("a secret"), Draft(type="state.set", data={"name": "n", "value": "a secret"})])
         burial = plan_erasure(store, log)
-        record = {"reason": "r", **burial.record(log)}
-        store.bury(log, [Draft(type="session.erased", data=record, actor="me")], burial)
+        record = {"reason": "r", **burial.record_data(log)}
+        store.apply_erasure(log, [Draft(type="session.erased", data=record, actor="me")], burial)
         assert all(row.body is None for row in store.walk(log, 1, 3))
         assert store.values(log, "state/") == {}
         assert store.verify(log)
@@ -404,26 +404,26 @@ class StoreContract:
 
     def test_the_sweep_is_told_what_is_due(self, store: Store, log: Log) -> None:
         def due() -> list[str]:
-            return [each.log.id for each in store.due(store.ids.now(), limit=10)]
+            return [each.log.id for each in store.due_for_sweep(store.clock.now(), limit=10)]
 
         assert due() == []
         store.append(log, [Draft(type="retention.set", data={"ttl_days": 1})])
         assert due() == [log.id]
-        store.put_off(log, store.ids.now() + 3_600_000_000)
+        store.schedule_sweep(log, store.clock.now() + 3_600_000_000)
         assert due() == []
         store.append(log, [Draft(type="session.held", data={"reason": "r"})])
         assert due() == [log.id]
-        assert store.for_tenant("another").due(store.ids.now(), limit=10) == []
+        assert store.for_tenant("another").due_for_sweep(store.clock.now(), limit=10) == []
 
     def test_a_cut_takes_out_only_what_it_names(self, store: Store, log: Log) -> None:
         store.append(log, [note(str(n)) for n in range(6)])
-        edition = view_of(store.head(log).view).edition
+        edition = decode_view(store.head(log).view).edition
         cut = Draft(type="view.pruned", data={"strategy": "t", "after": edition, "drop": [[2, 4]]})
         store.append(log, [note("arrived meanwhile")])
         store.append(log, [cut])
         with pytest.raises(ViewChanged):
             store.append(log, [cut])  # made for a view that is no more
-        ranges = view_of(store.head(log).view).ranges
+        ranges = decode_view(store.head(log).view).ranges
         assert ranges == [[1, 1], [5, 0]]
         assert store.count(log, ranges) == 4
 
@@ -481,12 +481,12 @@ class StoreContract:
         assert theirs.uid != log.uid
         assert other.remove("session", "s") is True
         assert store.find("session", "s") == log
-        assert other.id_of(log.number) is None
+        assert other.id_of_number(log.number) is None
 
     def test_heads_are_those_of_logs_that_are_there(self, store: Store, log: Log) -> None:
         other = store.for_tenant("acme").create("session", "s", [Draft(type="session.created"), note("a")])
         gone = store.create("session", "gone", [Draft(type="session.created")])
-        fork = self.forked(store, gone, "fork", 1)
+        fork = self.create_fork(store, gone, "fork", 1)
         store.append(log, [note("a"), note("b")])
         store.remove("session", "gone")  # the fork keeps its events, not its name
         numbers = [log.number, other.number, gone.number, fork.number, log.number, 1 << 40]
@@ -500,135 +500,135 @@ class StoreContract:
     # -- slips -----------------------------------------------------------------------------------------------------
 
     def test_a_slip_is_kept_replaced_and_dropped(self, store: Store) -> None:
-        assert store.slip("space", "key") is None
-        assert store.put_slip("space", "key", b"one") is None
-        assert store.put_slip("space", "key", b"two") is None
-        assert store.slip("space", "key") == b"two"
-        assert store.slip("another", "key") is None
-        assert store.put_slip("another", "key", b"") is None
-        assert store.slip("another", "key") == b""
-        assert store.drop_slip("space", "key") is True
-        assert store.drop_slip("space", "key") is False
-        assert store.slip("space", "key") is None
-        assert store.slip("another", "key") == b""
+        assert store.kv_get("space", "key") is None
+        assert store.kv_put("space", "key", b"one") is None
+        assert store.kv_put("space", "key", b"two") is None
+        assert store.kv_get("space", "key") == b"two"
+        assert store.kv_get("another", "key") is None
+        assert store.kv_put("another", "key", b"") is None
+        assert store.kv_get("another", "key") == b""
+        assert store.kv_delete("space", "key") is True
+        assert store.kv_delete("space", "key") is False
+        assert store.kv_get("space", "key") is None
+        assert store.kv_get("another", "key") == b""
 
     def test_a_slip_that_is_there_stays_for_who_wants_a_new_one(self, store: Store) -> None:
-        assert store.put_slip("space", "key", b"", only_new=True) is None
-        assert store.put_slip("space", "key", b"second", only_new=True) == b""
-        assert store.slip("space", "key") == b""
-        store.drop_slip("space", "key")
-        assert store.put_slip("space", "key", b"third", only_new=True) is None
-        assert store.slip("space", "key") == b"third"
+        assert store.kv_put("space", "key", b"", only_new=True) is None
+        assert store.kv_put("space", "key", b"second", only_new=True) == b""
+        assert store.kv_get("space", "key") == b""
+        store.kv_delete("space", "key")
+        assert store.kv_put("space", "key", b"third", only_new=True) is None
+        assert store.kv_get("space", "key") == b"third"
 
     def test_any_text_is_the_key_of_a_slip_and_any_bytes_its_value(self, store: Store) -> None:
         keys = [text[:200] for text in HOSTILE if text] + ["k", "k\0", "k\0\0", "K", " ", "\U0010ffff", "é" * 512]
         for number, key in enumerate(keys):
-            assert store.put_slip("space", key, b"\0\xff%d" % number, only_new=True) is None
+            assert store.kv_put("space", key, b"\0\xff%d" % number, only_new=True) is None
         for number, key in enumerate(keys):
-            assert store.slip("space", key) == b"\0\xff%d" % number
-        assert [key for key, _ in store.slips("space")] == sorted(keys)
-        assert all(store.drop_slip("space", key) for key in keys)
-        assert store.slips("space") == []
+            assert store.kv_get("space", key) == b"\0\xff%d" % number
+        assert [key for key, _ in store.kv_list("space")] == sorted(keys)
+        assert all(store.kv_delete("space", key) for key in keys)
+        assert store.kv_list("space") == []
 
     def test_a_slip_needs_a_key_that_can_be_kept(self, store: Store) -> None:
         for space, key in (("", "k"), ("a/b", "k"), ("\0", "k"), ("s", ""), ("s", "\ud800"), ("s", "x" * 1025)):
-            for verb in (store.slip, store.drop_slip, lambda space, key: store.put_slip(space, key, b"")):
+            for verb in (store.kv_get, store.kv_delete, lambda space, key: store.kv_put(space, key, b"")):
                 with pytest.raises(AgentError):
                     verb(space, key)
-        assert store.slips("s") == []
+        assert store.kv_list("s") == []
 
     def test_slips_come_in_pages_in_order_of_key(self, store: Store) -> None:
         keys = [f"{n}\0{n}" if n % 2 else f"{n}é" for n in range(25)]
         for key in keys:
-            store.put_slip("space", key, key.encode())
-        store.put_slip("spac", "0", b"")
-        store.put_slip("space2", "0", b"")
+            store.kv_put("space", key, key.encode())
+        store.kv_put("spac", "0", b"")
+        store.kv_put("space2", "0", b"")
         found: list[tuple[str, bytes]] = []
-        while page := store.slips("space", after=found[-1][0] if found else None, limit=4):
+        while page := store.kv_list("space", after=found[-1][0] if found else None, limit=4):
             assert len(page) <= 4
             found += page
         assert found == [(key, key.encode()) for key in sorted(keys)]
-        assert store.slips("space", after=max(keys)) == []
-        assert store.slips("space", after="1") == [each for each in found if each[0] > "1"]
-        assert store.slips("space", limit=1) == found[:1]
+        assert store.kv_list("space", after=max(keys)) == []
+        assert store.kv_list("space", after="1") == [each for each in found if each[0] > "1"]
+        assert store.kv_list("space", limit=1) == found[:1]
 
     def test_an_expired_slip_counts_as_absent(self, store: Store) -> None:
-        clock = FixedIds(tick=0)
+        clock = FixedClock(tick=0)
         store = store.for_tenant(store.tenant)
-        store.ids = clock
+        store.clock = clock
         for key, expires in (("at", clock.time + 10), ("later", clock.time + 11), ("never", None)):
-            assert store.put_slip("space", key, b"old", expires=expires) is None
+            assert store.kv_put("space", key, b"old", expires=expires) is None
         clock.time += 9
-        assert store.put_slip("space", "at", b"new", only_new=True) == b"old"
+        assert store.kv_put("space", "at", b"new", only_new=True) == b"old"
         clock.time += 1
-        assert store.slip("space", "at") is None
-        assert store.slips("space") == [("later", b"old"), ("never", b"old")]
-        assert store.slips("space", limit=1) == [("later", b"old")]
-        assert store.put_slip("space", "at", b"new", only_new=True) is None
-        assert store.slip("space", "at") == b"new"  # which does not expire any more
+        assert store.kv_get("space", "at") is None
+        assert store.kv_list("space") == [("later", b"old"), ("never", b"old")]
+        assert store.kv_list("space", limit=1) == [("later", b"old")]
+        assert store.kv_put("space", "at", b"new", only_new=True) is None
+        assert store.kv_get("space", "at") == b"new"  # which does not expire any more
         clock.time += 1
-        assert store.drop_slip("space", "later") is False
-        assert store.slips("space") == [("at", b"new"), ("never", b"old")]
-        assert store.put_slip("space", "never", b"new", expires=clock.time) is None
-        assert store.slip("space", "never") is None
+        assert store.kv_delete("space", "later") is False
+        assert store.kv_list("space") == [("at", b"new"), ("never", b"old")]
+        assert store.kv_put("space", "never", b"new", expires=clock.time) is None
+        assert store.kv_get("space", "never") is None
 
     def test_purging_removes_expired_slips_of_every_tenant_oldest_first(self, store: Store) -> None:
-        clock = FixedIds(tick=0)
+        clock = FixedClock(tick=0)
         mine, theirs = store.for_tenant(store.tenant), store.for_tenant("acme")
-        mine.ids = theirs.ids = clock
+        mine.clock = theirs.clock = clock
         now = clock.time
         for number in range(6):
-            mine.put_slip("space", f"{number}", b"", expires=now + number)
-            theirs.put_slip("other", f"{number}", b"", expires=now + number)
-        mine.put_slip("space", "for ever", b"")
+            mine.kv_put("space", f"{number}", b"", expires=now + number)
+            theirs.kv_put("other", f"{number}", b"", expires=now + number)
+        mine.kv_put("space", "for ever", b"")
         clock.time = now - 1  # so that all that was not purged is seen
-        assert store.for_tenant("third").purge_slips(now + 3, limit=3) == 3
-        assert len(mine.slips("space")) + len(theirs.slips("other")) == 10
-        assert "0" not in {key for key, _ in [*mine.slips("space"), *theirs.slips("other")]}
-        assert mine.purge_slips(now + 3) == 5
-        assert mine.purge_slips(now + 3) == 0
-        assert [key for key, _ in mine.slips("space")] == ["4", "5", "for ever"]
-        assert [key for key, _ in theirs.slips("other")] == ["4", "5"]
+        assert store.for_tenant("third").kv_purge(now + 3, limit=3) == 3
+        assert len(mine.kv_list("space")) + len(theirs.kv_list("other")) == 10
+        assert "0" not in {key for key, _ in [*mine.kv_list("space"), *theirs.kv_list("other")]}
+        assert mine.kv_purge(now + 3) == 5
+        assert mine.kv_purge(now + 3) == 0
+        assert [key for key, _ in mine.kv_list("space")] == ["4", "5", "for ever"]
+        assert [key for key, _ in theirs.kv_list("other")] == ["4", "5"]
 
     def test_tenants_have_their_own_slips(self, store: Store) -> None:
         other = store.for_tenant("acme")
-        assert store.put_slip("space", "key", b"mine") is None
-        assert other.slip("space", "key") is None
-        assert other.slips("space") == []
-        assert other.drop_slip("space", "key") is False
-        assert other.put_slip("space", "key", b"theirs", only_new=True) is None
-        assert (store.slip("space", "key"), other.slip("space", "key")) == (b"mine", b"theirs")
-        assert other.drop_slip("space", "key") is True
-        assert store.slip("space", "key") == b"mine"
+        assert store.kv_put("space", "key", b"mine") is None
+        assert other.kv_get("space", "key") is None
+        assert other.kv_list("space") == []
+        assert other.kv_delete("space", "key") is False
+        assert other.kv_put("space", "key", b"theirs", only_new=True) is None
+        assert (store.kv_get("space", "key"), other.kv_get("space", "key")) == (b"mine", b"theirs")
+        assert other.kv_delete("space", "key") is True
+        assert store.kv_get("space", "key") == b"mine"
 
     def test_of_many_who_want_a_new_slip_one_gets_it(self, store: Store) -> None:
         for round in range(10):
-            store.put_slip("space", f"expired {round}", b"old", expires=1)
+            store.kv_put("space", f"expired {round}", b"old", expires=1)
         got: dict[str, list[tuple[bytes, bytes | None]]] = {}
 
         def take(value: bytes) -> None:
             for round in range(10):
                 for key in (f"absent {round}", f"expired {round}"):
-                    there = store.put_slip("space", key, value, only_new=True)
+                    there = store.kv_put("space", key, value, only_new=True)
                     got.setdefault(key, []).append((value, there))
 
-        together(*[lambda n=n: take(b"%d" % n) for n in range(8)])
+        run_together(*[lambda n=n: take(b"%d" % n) for n in range(8)])
         for key, found in got.items():
             (winner,) = [value for value, there in found if there is None]
             assert {there for _, there in found} == {None, winner}
-            assert store.slip("space", key) == winner
+            assert store.kv_get("space", key) == winner
         assert len(got) == 20
 
     def test_slips_and_logs_are_written_at_once(self, store: Store, log: Log) -> None:
         def write(writer: int) -> None:
             for turn in range(10):
-                store.put_slip("space", f"{writer}.{turn}", b"%d" % turn)
+                store.kv_put("space", f"{writer}.{turn}", b"%d" % turn)
                 store.append(log, [note(f"{writer}.{turn}")])
-                store.put_slip("space", "shared", b"%d" % writer)
-                assert store.drop_slip("space", f"{writer}.{turn}") is True
+                store.kv_put("space", "shared", b"%d" % writer)
+                assert store.kv_delete("space", f"{writer}.{turn}") is True
 
-        together(*[lambda n=n: write(n) for n in range(4)])
-        assert [key for key, _ in store.slips("space")] == ["shared"]
+        run_together(*[lambda n=n: write(n) for n in range(4)])
+        assert [key for key, _ in store.kv_list("space")] == ["shared"]
         assert sorted(texts(store.read(log))) == sorted(f"{n}.{turn}" for n in range(4) for turn in range(10))
         assert store.verify(log)
 
@@ -636,7 +636,7 @@ class StoreContract:
 
     def test_a_fork_shares_the_past_and_goes_its_own_way(self, store: Store, log: Log) -> None:
         store.append(log, [note("a"), Draft(type="state.set", data={"name": "n", "value": 1}), note("b"), note("c")])
-        fork = self.forked(store, log, "f", 4)
+        fork = self.create_fork(store, log, "f", 4)
         store.append(log, [note("parent only"), Draft(type="state.set", data={"name": "n", "value": 2})])
         store.append(fork, [note("fork only")])
         assert texts(store.read(fork)) == ["a", "b", "fork only"]
@@ -644,30 +644,30 @@ class StoreContract:
         assert (store.value(fork, "state/n"), store.value(log, "state/n")) == (1, 2)
         assert [row.seq for row in store.read(fork)] == [1, 2, 3, 4, 5, 6]
         assert store.verify(fork)
-        assert store.rebuilt_view(fork) == store.view(fork)
+        assert store.rebuild_view(fork) == store.view(fork)
         assert [row.hash for row in store.read(fork)][:4] == [row.hash for row in store.read(log)][:4]
 
     def test_a_fork_of_a_fork_reaches_back_to_the_first(self, store: Store, log: Log) -> None:
         parent = log
         for depth in range(1, 6):
             store.append(parent, [note(f"depth {depth}")])
-            parent = self.forked(store, parent, f"f{depth}", store.head(parent).head)
+            parent = self.create_fork(store, parent, f"f{depth}", store.head(parent).head)
         assert texts(store.read(parent)) == [f"depth {depth}" for depth in range(1, 6)]
         assert texts(store.read(parent, limit=2, reverse=True, types=["message.added"])) == ["depth 5", "depth 4"]
         assert store.verify(parent)
 
     def test_a_fork_outlives_its_parent(self, store: Store, log: Log) -> None:
         store.append(log, [note("shared")])
-        fork = self.forked(store, log, "f", 2)
-        assert store.id_of(fork.parent or 0) == "s"
+        fork = self.create_fork(store, log, "f", 2)
+        assert store.id_of_number(fork.parent or 0) == "s"
         assert store.remove("session", "s")
         assert texts(store.read(fork)) == ["shared"]
-        assert store.id_of(fork.parent or 0) is None
+        assert store.id_of_number(fork.parent or 0) is None
         assert store.verify(fork)
         assert store.remove("session", "f")
         assert store.find("session", "f") is None
 
-    def forked(self, store: Store, parent: Log, id: str, at: int) -> Log:
+    def create_fork(self, store: Store, parent: Log, id: str, at: int) -> Log:
         draft = Draft(type="session.forked", data={"parent": parent.id, "at": at})
         return store.create("session", id, [draft], fork=store.fork_point(parent, at))
 
@@ -678,7 +678,7 @@ class StoreContract:
             for turn in range(15):
                 store.append(log, [note(f"{writer}.{turn}.{part}") for part in range(4)])
 
-        together(*[lambda writer=writer: write(writer) for writer in range(8)])
+        run_together(*[lambda writer=writer: write(writer) for writer in range(8)])
         found = texts(store.read(log))
         assert len(found) == len(set(found)) == 8 * 15 * 4
         for start in range(0, len(found), 4):
@@ -696,7 +696,7 @@ class StoreContract:
             except Conflict:
                 outcomes.append(False)
 
-        together(*[lambda n=n: write(str(n)) for n in range(8)])
+        run_together(*[lambda n=n: write(str(n)) for n in range(8)])
         assert sorted(outcomes) == [False] * 7 + [True]
         assert store.head(log).head == 2
 
@@ -709,11 +709,11 @@ class StoreContract:
             except SessionBusy:
                 pass
 
-        together(*[lambda n=n: take(str(n)) for n in range(6)])
+        run_together(*[lambda n=n: take(str(n)) for n in range(6)])
         assert epochs == [1]
 
     def test_the_same_key_from_many_threads_stores_once(self, store: Store, log: Log) -> None:
-        together(*[lambda: store.append(log, [note("a")], once="k") for _ in range(8)])
+        run_together(*[lambda: store.append(log, [note("a")], once="k") for _ in range(8)])
         assert texts(store.read(log)) == ["a"]
 
     def test_of_many_who_create_one_name_one_wins(self, store: Store) -> None:
@@ -725,7 +725,7 @@ class StoreContract:
             except SessionExists:
                 pass
 
-        together(*[make for _ in range(6)])
+        run_together(*[make for _ in range(6)])
         assert len(made) == 1
         assert store.find("session", "new") == made[0]
 
@@ -736,7 +736,7 @@ class StoreContract:
             for turn in range(10):
                 store.append(log, [note(str(turn))])
 
-        together(*[lambda log=log: write(log) for log in logs])
+        run_together(*[lambda log=log: write(log) for log in logs])
         for log in logs:
             assert texts(store.read(log)) == [str(turn) for turn in range(10)]
             assert store.verify(log)
@@ -751,7 +751,7 @@ class StoreContract:
                 with pytest.raises(Conflict):
                     store.append(log, [note("never")], expected=0)
 
-        together(*[lambda n=n: good(n) for n in range(4)], bad, bad)
+        run_together(*[lambda n=n: good(n) for n in range(4)], bad, bad)
         found = texts(store.read(log))
         assert len(found) == 40
         assert "never" not in found

@@ -10,7 +10,7 @@
         died = dying(work, at=point)
 
 What must stay true: the parent knows an acknowledgement if and only if its `acknowledge` wrote all of it to the pipe,
-whatever happened to the child afterwards. Children are forked, which is quick (nothing is imported again) and needs a
+independent of the child's later fate. Children are forked, which is quick (nothing is imported again) and needs a
 parent whose other threads hold no locks.
 """
 
@@ -27,9 +27,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from holdfast.clock import arm
+from holdfast.crashpoints import arm_crashpoints
 
-PATIENCE = 60.0  # seconds for a child that takes well under one when all is well
+CHILD_TIMEOUT = 60.0  # seconds for a child that takes well under one when all is well
 
 Acknowledge = Callable[[Any], None]  # takes any JSON
 Work = Callable[[Acknowledge], object]
@@ -65,7 +65,7 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._pipe)
-            _run(work, at, trace, theirs)
+            _run_child(work, at, trace, theirs)
         os.close(theirs)
 
     def __enter__(self) -> Self:
@@ -79,7 +79,7 @@ class Child:
         if self._status is None:
             os.kill(self.pid, number)
 
-    def next(self, patience: float = PATIENCE) -> Any:  # noqa: ANN401 - any JSON
+    def next(self, patience: float = CHILD_TIMEOUT) -> Any:  # noqa: ANN401 - any JSON
         """The next thing that is acknowledged; EOFError if the child ended instead, TimeoutError if it takes long."""
         deadline = time.monotonic() + patience
         while len(self.acknowledged) == self._taken:
@@ -89,11 +89,11 @@ class Child:
         return self.acknowledged[self._taken - 1]
 
     def kill(self) -> End:
-        """End it at once, whatever it does."""
+        """End it at once, in any state."""
         self.signal(signal.SIGKILL)
         return self.wait()
 
-    def wait(self, patience: float = PATIENCE) -> End:
+    def wait(self, patience: float = CHILD_TIMEOUT) -> End:
         """Let it come to its end; one that does not is killed, and that is its error."""
         if not self.watch(patience):
             self._error = "the child hung: it told nothing more and did not end"
@@ -117,7 +117,7 @@ class Child:
         return True
 
     def _read(self, deadline: float) -> bool:
-        """Take in what the child told; False once it is gone."""
+        """Read the child's messages; False once it is gone."""
         readable, _, _ = select.select([self._pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not readable:
             raise TimeoutError("the child told nothing in time")
@@ -134,7 +134,7 @@ class Child:
         return bool(chunk)
 
 
-def dying(work: Work, *, at: Point | None = None, after: float | None = None) -> End:
+def run_in_child(work: Work, *, at: Point | None = None, after: float | None = None) -> End:
     """Do the work in a process that is killed at a crash point or `after` seconds; without either it is not."""
     with Child(work, at=at) as child:
         if after is None:
@@ -152,7 +152,7 @@ def crash_points(work: Work) -> list[Point]:
     return [Point(name, child.passed[: index + 1].count(name)) for index, name in enumerate(child.passed)]
 
 
-def _run(work: Work, at: Point | None, trace: bool, pipe: int) -> NoReturn:
+def _run_child(work: Work, at: Point | None, trace: bool, pipe: int) -> NoReturn:
     """The life of a child. It leaves by `os._exit`: what it inherited must not be flushed or closed a second time."""
     lock = threading.Lock()
     status = 1
@@ -164,16 +164,16 @@ def _run(work: Work, at: Point | None, trace: bool, pipe: int) -> NoReturn:
                 line = line[os.write(pipe, line) :]
 
     try:
-        arm(_killing(at) if at else (lambda name: tell("passed", name)) if trace else None)
+        arm_crashpoints(_kill_at(at) if at else (lambda name: tell("passed", name)) if trace else None)
         work(lambda value: tell("acknowledged", value))
         status = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, the parent tells it
+    except BaseException:  # noqa: BLE001 - the parent reports every exception
         tell("raised", traceback.format_exc())
     finally:
         os._exit(status)
 
 
-def _killing(at: Point) -> Callable[[str], None]:
+def _kill_at(at: Point) -> Callable[[str], None]:
     lock = threading.Lock()
     left = at.nth
 

@@ -4,8 +4,8 @@
     agent = Agent(tools=[file_tools])
     session = agent.session(work_dir="project")
 
-Nothing outside the directory can be read, listed or changed, whatever path a model writes and whatever links lie there.
-Every answer is bounded, and says so where it was cut.
+Nothing outside the directory can be read, listed or changed, with any path that a model writes and any link in the
+directory. Every answer is bounded, and says so where it was cut.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import BinaryIO, Literal
 
-from holdfast.session.facts import Facts
-from holdfast.tools.sandbox import Entry, FileRefused, Jail, whole
-from holdfast.tools.tool import Tool, ToolContext, ToolError, tool
+from holdfast.errors import FileRefused, ToolError
+from holdfast.tools.sandbox import Entry, Sandbox, read_whole_file
+from holdfast.tools.tool import Tool, ToolContext, tool
 
 __all__ = ["edit_file", "file_tools", "list_files", "read_file", "remember", "search_files", "write_file"]
 
@@ -28,7 +28,7 @@ MAX_VISITED = 50_000
 MAX_MATCHES = 200
 MAX_SEARCHED = 256 << 20  # bytes, over all files
 MAX_LINE = 300  # characters of a matching line
-SKIPPED = frozenset({".git", ".venv", "__pycache__", "node_modules"})
+SKIPPED_DIRECTORIES = frozenset({".git", ".venv", "__pycache__", "node_modules"})
 
 
 @tool
@@ -51,7 +51,7 @@ def remember(
     """
     if ctx.session is None:
         raise ToolError("there is no session to remember it in")
-    facts = Facts(ctx.session.store, ctx.session._log, turn=ctx.state.epoch)
+    facts = ctx.session.facts.in_turn(ctx.state.epoch)
     for fact in facts.all():
         if (fact.text, fact.kind) == (text, kind):
             facts.update(fact.id, status=status, ref=ref)
@@ -71,13 +71,13 @@ def list_files(ctx: ToolContext, path: str = ".", pattern: str = "") -> str:
         path: The directory, relative to the working directory.
         pattern: What to look for, for example '*.py' or 'src/**/*.md'.
     """
-    jail, visits = _jail(ctx), _Visits(ctx)
+    jail, visits = _open_sandbox(ctx), _VisitLimit(ctx)
     found: Iterator[Entry]
     if pattern:
-        found = (entry for entry in jail.walk(path, visits, skip=SKIPPED) if _matches(entry, pattern))
+        found = (entry for entry in jail.walk(path, visits, skip=SKIPPED_DIRECTORIES) if _matches(entry, pattern))
     else:
         found = iter(jail.entries(path, visits))
-    lines = [_line(entry) for entry in islice(found, MAX_LISTED + 1)]
+    lines = [_entry_line(entry) for entry in islice(found, MAX_LISTED + 1)]
     if len(lines) > MAX_LISTED:
         lines[MAX_LISTED:] = [f"[only the first {MAX_LISTED} are shown: name a directory further down, or a pattern]"]
     return "\n".join([*lines, *visits.note()]) or ("nothing matches" if pattern else "the directory is empty")
@@ -94,9 +94,9 @@ def read_file(ctx: ToolContext, path: str, offset: int = 1, limit: int = 2000) -
     """
     if offset < 1 or limit < 1:
         raise ToolError("offset and limit count lines, from 1")
-    with _jail(ctx).open(path) as file:
+    with _open_sandbox(ctx).open(path) as file:
         if _is_binary(file):
-            return _binary(path, file)
+            return _binary_note(path, file)
         return _read_lines(path, file, offset, limit)
 
 
@@ -111,7 +111,7 @@ def write_file(ctx: ToolContext, path: str, content: str) -> str:
     data = content.encode(errors="replace")
     if len(data) > MAX_FILE:
         raise FileRefused(path, f"the content has {len(data)} bytes, and at most {MAX_FILE} can be written")
-    _jail(ctx).write(path, data)
+    _open_sandbox(ctx).write(path, data)
     return f"wrote {path}, {len(data)} bytes"
 
 
@@ -129,7 +129,7 @@ def edit_file(ctx: ToolContext, path: str, old: str, new: str) -> str:
     if old == new:
         raise ToolError("old and new are the same: nothing to change")
 
-    def edited(data: bytes) -> bytes:
+    def edit_content(data: bytes) -> bytes:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
@@ -142,7 +142,7 @@ def edit_file(ctx: ToolContext, path: str, old: str, new: str) -> str:
         hint = " The file has Windows line ends (\\r\\n)." if "\r\n" in text and "\n" in old else ""
         raise FileRefused(path, f"the old text occurs 0 times: read the file again and copy it exactly.{hint}")
 
-    _jail(ctx).change(path, edited, limit=MAX_FILE)
+    _open_sandbox(ctx).change(path, edit_content, limit=MAX_FILE)
     return f"edited {path}"
 
 
@@ -160,18 +160,18 @@ def search_files(ctx: ToolContext, text: str, path: str = ".", pattern: str = "*
     """
     if not text or "\n" in text:
         raise ToolError("text must be a part of one line")
-    jail, visits = _jail(ctx), _Visits(ctx)
+    jail, visits = _open_sandbox(ctx), _VisitLimit(ctx)
     fold: Callable[[str], str] = str.casefold if ignore_case else str
     found: list[str] = []
     searched = 0
-    for entry in jail.walk(path, visits, skip=SKIPPED):
+    for entry in jail.walk(path, visits, skip=SKIPPED_DIRECTORIES):
         if not _matches(entry, pattern) or entry.size > MAX_FILE:
             continue
         searched += entry.size
         if searched > MAX_SEARCHED:
             found.append(f"[the search ended after {MAX_SEARCHED} bytes: name a directory further down, or a pattern]")
             break
-        found += islice(_hits(jail, entry.path, fold(text), fold), MAX_MATCHES + 1 - len(found))
+        found += islice(_search_file(jail, entry.path, fold(text), fold), MAX_MATCHES + 1 - len(found))
         if len(found) > MAX_MATCHES:
             found[MAX_MATCHES:] = [f"[only the first {MAX_MATCHES} matches are shown: search for something rarer]"]
             break
@@ -181,7 +181,7 @@ def search_files(ctx: ToolContext, text: str, path: str = ".", pattern: str = "*
 file_tools: list[Tool] = [list_files, read_file, write_file, edit_file, search_files]
 
 
-class _Visits:
+class _VisitLimit:
     """Counts what is looked at, so that no directory is too large."""
 
     def __init__(self, ctx: ToolContext) -> None:
@@ -201,10 +201,10 @@ class _Visits:
         ]
 
 
-def _jail(ctx: ToolContext) -> Jail:
+def _open_sandbox(ctx: ToolContext) -> Sandbox:
     if ctx.work_dir is None:
         raise ToolError("this session has no working directory: open it with Session(work_dir=...)")
-    return Jail(ctx.work_dir)
+    return Sandbox(ctx.work_dir)
 
 
 def _matches(entry: Entry, pattern: str) -> bool:
@@ -216,7 +216,7 @@ def _matches(entry: Entry, pattern: str) -> bool:
     return fnmatchcase(entry.path, pattern) or fnmatchcase(entry.path, pattern.replace("**/", ""))
 
 
-def _line(entry: Entry) -> str:
+def _entry_line(entry: Entry) -> str:
     if entry.is_directory:
         return f"{entry.path}/"
     return f"{entry.path}  {entry.size}" if entry.is_file else f"{entry.path}  (a link or a special file)"
@@ -228,7 +228,7 @@ def _is_binary(file: BinaryIO) -> bool:
     return b"\0" in start
 
 
-def _binary(path: str, file: BinaryIO) -> str:
+def _binary_note(path: str, file: BinaryIO) -> str:
     return f"{path} is a binary file of {file.seek(0, 2)} bytes; it cannot be shown as text"
 
 
@@ -269,12 +269,12 @@ def _occurrences(text: str, part: str) -> int:
     return count
 
 
-def _hits(jail: Jail, path: str, text: str, fold: Callable[[str], str]) -> Iterator[str]:
+def _search_file(jail: Sandbox, path: str, text: str, fold: Callable[[str], str]) -> Iterator[str]:
     try:
         with jail.open(path) as file:
             if _is_binary(file):
                 return
-            data = whole(file, path, limit=MAX_FILE)
+            data = read_whole_file(file, path, limit=MAX_FILE)
     except FileRefused:
         return  # gone, swapped or unreadable since it was listed
     if text not in fold(data.decode(errors="replace")):

@@ -19,8 +19,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from holdfast.errors import InvalidArgument, MissingExtra
-from holdfast.tools.tool import Tool, ToolError, render
+from holdfast.errors import InvalidArgument, MCPFailed, MissingExtra
+from holdfast.tools.tool import Tool, render
 
 if TYPE_CHECKING:
     import mcp
@@ -31,16 +31,10 @@ T = TypeVar("T")
 # What a server needs to start and to speak the user's language. No keys: what else it needs is given by env=.
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 MAX_TOOLS = 1_000
-MAX_WORDS = 2_000  # bytes of what a failing server wrote on its standard error
+MAX_STDERR_BYTES = 2_000  # bytes of what a failing server wrote on its standard error
 MIN_SECRET = 6  # characters of an env= value that is hidden in errors
-_UNKNOWN = "the call may or may not have taken effect"
+_OUTCOME_UNKNOWN = "the call may or may not have taken effect"
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
-
-
-class MCPFailed(ToolError):
-    """The MCP server could not be started, died, refused a call, or did not answer in time."""
-
-    code, status = "mcp_failed", 502
 
 
 class MCPServer:
@@ -62,16 +56,16 @@ class MCPServer:
         self.command, self.timeout = [str(part) for part in command], timeout
         self._env, self._cwd = dict(env or {}), cwd
         self._lock = threading.Lock()
-        self._line: _Line | None = None
-        self._end: Callable[[], object] | None = None
+        self._server_thread: _ServerThread | None = None
+        self._close_thread: Callable[[], object] | None = None
 
     def tools(self) -> list[Tool]:
         """The server's tools, under their own names and with their own schemas; it checks the arguments itself."""
-        return [self._tool(found) for found in _result(self._cross(lambda line: line.list_tools()))]
+        return [self._tool(found) for found in _wait_for_result(self._submit(lambda line: line.list_tools()))]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server and wait for what it says."""
-        return _result(self._call(name, arguments))
+        return _wait_for_result(self._call(name, arguments))
 
     async def call_async(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The same, awaited; cancelling it tells the server."""
@@ -80,7 +74,7 @@ class MCPServer:
     def close(self) -> None:
         """End the process. A later call starts a new one."""
         with self._lock:
-            end, self._end, self._line = self._end, None, None
+            end, self._close_thread, self._server_thread = self._close_thread, None, None
         if end is not None:
             end()
 
@@ -94,14 +88,14 @@ class MCPServer:
         return f"MCPServer(command={self.command!r})"
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> Future[str]:
-        return self._cross(lambda line: line.call_tool(name, dict(arguments), self.timeout))
+        return self._submit(lambda line: line.call_tool(name, dict(arguments), self.timeout))
 
-    def _cross(self, work: Callable[[_Line], Coroutine[Any, Any, T]]) -> Future[T]:
+    def _submit(self, work: Callable[[_ServerThread], Coroutine[Any, Any, T]]) -> Future[T]:
         with self._lock:  # held until the work is handed over, so that none comes after the end
-            line = self._line
+            line = self._server_thread
             if line is None or line.pid != os.getpid():  # after a fork the thread is not there
-                line = self._line = _Line(self.command, self._env, self._cwd, self.timeout)
-                self._end = weakref.finalize(self, line.close)  # also when it is forgotten, and at exit
+                line = self._server_thread = _ServerThread(self.command, self._env, self._cwd, self.timeout)
+                self._close_thread = weakref.finalize(self, line.close)  # also when it is forgotten, and at exit
             return asyncio.run_coroutine_threadsafe(work(line), line.loop)
 
     def _tool(self, found: mcp_types.Tool) -> Tool:
@@ -120,7 +114,7 @@ class MCPServer:
         )
 
 
-def _result(future: Future[T]) -> T:
+def _wait_for_result(future: Future[T]) -> T:
     try:
         return future.result()
     except BaseException:
@@ -128,7 +122,7 @@ def _result(future: Future[T]) -> T:
         raise
 
 
-class _Line:
+class _ServerThread:
     """The thread of one server, its event loop, and the connection of the moment. Never refers to the server's object,
     so that a forgotten one can be collected."""
 
@@ -145,14 +139,14 @@ class _Line:
         self.timeout, self.pid = timeout, os.getpid()
         self._connection: _Connection | None = None
         started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(started)), name="mcp", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run_loop(started)), name="mcp", daemon=True)
         self._thread.start()
         started.wait()
 
-    async def _live(self, started: threading.Event) -> None:
-        self.loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
+    async def _run_loop(self, started: threading.Event) -> None:
+        self.loop, self._close_event = asyncio.get_running_loop(), asyncio.Event()
         started.set()
-        await self._closing.wait()
+        await self._close_event.wait()
         if self._connection is not None:
             self._connection.stop.set()
         # Calls under way hear that the connection is closed; then connections end their processes.
@@ -162,7 +156,7 @@ class _Line:
     def close(self) -> None:
         if self.pid != os.getpid() or not self._thread.is_alive():
             return
-        self.loop.call_soon_threadsafe(self._closing.set)
+        self.loop.call_soon_threadsafe(self._close_event.set)
         if threading.current_thread() is not self._thread:  # as it would be if collected there
             self._thread.join()
 
@@ -175,21 +169,21 @@ class _Line:
                 found += page.tools
             return found
 
-        return await self._ask(all_pages)
+        return await self._call_client(all_pages)
 
     async def call_tool(self, name: str, arguments: dict[str, Any], timeout: float) -> str:
-        result = await self._ask(lambda client: client.call_tool(name, arguments, read_timeout_seconds=timeout))
-        text = _text(result)
+        result = await self._call_client(lambda client: client.call_tool(name, arguments, read_timeout_seconds=timeout))
+        text = _result_text(result)
         if result.is_error:
             raise MCPFailed(text or f"{name} failed and did not say why")
         return text
 
-    async def _ask(self, ask: Callable[[mcp.Client], Coroutine[Any, Any, T]]) -> T:
+    async def _call_client(self, ask: Callable[[mcp.Client], Coroutine[Any, Any, T]]) -> T:
         import mcp_types
         from mcp import MCPError
 
         if self._connection is None or self._connection.is_over:
-            if self._closing.is_set():
+            if self._close_event.is_set():
                 raise MCPFailed("the MCP server was closed")
             self._connection = _Connection(self)
         connection = self._connection
@@ -200,10 +194,10 @@ class _Line:
             if error.code == mcp_types.CONNECTION_CLOSED:
                 connection.stop.set()
                 raise MCPFailed(
-                    f"the MCP server ended during the call: {_UNKNOWN}; the next one starts it again"
+                    f"the MCP server ended during the call: {_OUTCOME_UNKNOWN}; the next one starts it again"
                 ) from error
             if error.code == mcp_types.REQUEST_TIMEOUT:
-                raise MCPFailed(f"the MCP server gave no answer in time: {_UNKNOWN}") from error
+                raise MCPFailed(f"the MCP server gave no answer in time: {_OUTCOME_UNKNOWN}") from error
             raise MCPFailed(f"the MCP server refused: {error.message}") from error
         except (ValueError, RuntimeError) as error:
             raise MCPFailed(f"the MCP server's answer makes no sense: {str(error).splitlines()[0]}") from error
@@ -212,97 +206,99 @@ class _Line:
 class _Connection:
     """One life of the child process, from its start to its end, in a task of its own."""
 
-    def __init__(self, line: _Line) -> None:
-        self._line = line
-        self._words = _LastWords(line.loop)
-        self._writing: MemoryObjectSendStream[Any] | None = None
+    def __init__(self, line: _ServerThread) -> None:
+        self._server_thread = line
+        self._stderr = _StderrTail(line.loop)
+        self._send_stream: MemoryObjectSendStream[Any] | None = None
         self.ready: asyncio.Future[mcp.Client] = line.loop.create_future()
-        # Looked at even if whoever asked is gone, or asyncio complains that nobody did.
+        # Read the exception even if the caller is gone: asyncio warns about one that is never read.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self.stop = asyncio.Event()
-        self._task = line.loop.create_task(self._hold())
+        self._task = line.loop.create_task(self._keep_open())
 
     @property
     def is_over(self) -> bool:
         if self.stop.is_set() or self._task.done():
             return True
         # The library closes the writing end once it sees that the process is gone.
-        is_closed = self._writing is not None and not self._writing.statistics().open_send_streams
+        is_closed = self._send_stream is not None and not self._send_stream.statistics().open_send_streams
         if is_closed:
             self.stop.set()
         return is_closed
 
-    async def _hold(self) -> None:
+    async def _keep_open(self) -> None:
         import anyio
         from mcp import Client
 
-        client = Client(self._transport(), read_timeout_seconds=self._line.timeout, cache=None)
+        client = Client(self._transport(), read_timeout_seconds=self._server_thread.timeout, cache=None)
         try:
-            with anyio.fail_after(self._line.timeout) as limit:
+            with anyio.fail_after(self._server_thread.timeout) as limit:
                 async with client:
                     limit.deadline = math.inf
                     self.ready.set_result(client)
                     await self.stop.wait()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told to whoever waits
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised in the callers that wait
             if not self.ready.done():
-                self.ready.set_exception(self._failed(error))
+                self.ready.set_exception(self._start_error(error))
         finally:
-            self._words.close()
+            self._stderr.close()
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[Any]:
         from mcp import stdio_client
 
-        async with stdio_client(self._line.parameters, errlog=self._words.writing) as (reading, writing):
-            self._words.writing.close()  # the child has it now
-            self._writing = writing  # type: ignore[assignment]
+        async with stdio_client(self._server_thread.parameters, errlog=self._stderr.writing) as (reading, writing):
+            self._stderr.writing.close()  # the child has it now
+            self._send_stream = writing  # type: ignore[assignment]
             yield reading, writing
 
-    def _failed(self, error: BaseException) -> MCPFailed:
+    def _start_error(self, error: BaseException) -> MCPFailed:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        reason = f"it was not ready after {self._line.timeout} s" if isinstance(error, TimeoutError) else str(error)
-        text = f"the MCP server {self._line.parameters.command!r} could not be started: {reason}"
-        if words := self._words.text():
+        reason = (
+            f"it was not ready after {self._server_thread.timeout} s" if isinstance(error, TimeoutError) else str(error)
+        )
+        text = f"the MCP server {self._server_thread.parameters.command!r} could not be started: {reason}"
+        if words := self._stderr.text():
             text += f"; it said: {words}"
-        for secret in self._line.secrets:
+        for secret in self._server_thread.secrets:
             text = text.replace(secret, "***")
         found = MCPFailed(text)
         found.__cause__ = error
         return found
 
 
-class _LastWords:
+class _StderrTail:
     """The end of what a server writes on its standard error; read all the time, so that it never has to wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._kept = loop, b""
-        self._reading, writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        self.writing = open(writing, "w")  # noqa: SIM115 - closed once the child has it
-        loop.add_reader(self._reading, self._read)
+        self._loop, self._tail = loop, b""
+        self._read_end, write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self.writing = open(write_end, "w")  # noqa: SIM115 - closed once the child has it
+        loop.add_reader(self._read_end, self._read)
 
     def _read(self) -> bool:
         with suppress(BlockingIOError):
-            data = os.read(self._reading, 65536)
+            data = os.read(self._read_end, 65536)
             if data:
-                self._kept = (self._kept + data)[-MAX_WORDS:]
+                self._tail = (self._tail + data)[-MAX_STDERR_BYTES:]
                 return True
-            self._loop.remove_reader(self._reading)
+            self._loop.remove_reader(self._read_end)
         return False
 
     def text(self) -> str:
         while self._read():
             pass
-        return self._kept.decode(errors="replace").strip()
+        return self._tail.decode(errors="replace").strip()
 
     def close(self) -> None:
-        self._loop.remove_reader(self._reading)
+        self._loop.remove_reader(self._read_end)
         self.writing.close()
-        os.close(self._reading)
+        os.close(self._read_end)
 
 
-def _text(result: mcp_types.CallToolResult) -> str:
+def _result_text(result: mcp_types.CallToolResult) -> str:
     """What a model reads of a result: its texts; what is no text is named."""
     parts = []
     for block in result.content:

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.clock import REAL
-from holdfast.tools.tool import ToolError
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.errors import FileRefused, ToolError
 
 MAX_DEPTH = 64
-MAX_SHOWN = 200  # characters of a path, in an error
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # not blocking: a pipe must not hang
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_FLAGS = (
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+)  # not blocking: a pipe must not hang
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TEMPORARY = ".holdfast-", ".tmp"
 _REASONS = {
     errno.ENOENT: "there is no such file or directory",
@@ -50,16 +51,6 @@ _KINDS: dict[int, str] = {
 }
 
 
-class FileRefused(ToolError):
-    """A path that cannot be used; `path` is as it was given, never where the jail is."""
-
-    code = "file_refused"
-
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        super().__init__(f"{path if len(path) <= MAX_SHOWN else path[:MAX_SHOWN] + '…'!r}: {reason}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """Something found in the jail; links and special files are shown, and never opened."""
@@ -77,7 +68,7 @@ class Entry:
         return stat.S_ISDIR(self.mode)
 
 
-class Jail:
+class Sandbox:
     """The files below one directory: `Jail(work_dir).read("notes/today.md", limit=1 << 20)`."""
 
     def __init__(self, root: Path | str) -> None:
@@ -87,57 +78,65 @@ class Jail:
     def open(self, path: str) -> Iterator[BinaryIO]:
         """A regular file, for reading."""
         *parents, name = _components(path, is_file=True)
-        with self._directory(path, parents) as directory, _explained(path), _opened(directory, name, path) as file:
+        with (
+            self._open_directory(path, parents) as directory,
+            _translate_os_errors(path),
+            _open_regular(directory, name, path) as file,
+        ):
             yield file
 
     def write(self, path: str, data: bytes) -> None:
         """Put a file there, whole or not at all, and make the directories that are missing."""
         *parents, name = _components(path, is_file=True)
-        with self._directory(path, parents, make=True) as directory, _explained(path), _alone_in(directory):
+        with (
+            self._open_directory(path, parents, make=True) as directory,
+            _translate_os_errors(path),
+            _lock_directory(directory),
+        ):
             try:
                 mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
             except FileNotFoundError:
-                return _replace(directory, name, data, None)
-            _must_be_regular(path, mode)
-            return _replace(directory, name, data, mode)
+                return _replace_file(directory, name, data, None)
+            _check_regular(path, mode)
+            return _replace_file(directory, name, data, mode)
 
     def change(self, path: str, edit: Callable[[bytes], bytes], *, limit: int) -> None:
         """Replace a file by what `edit` makes of its content, whole or not at all."""
         *parents, name = _components(path, is_file=True)
-        with self._directory(path, parents) as directory, _explained(path), _alone_in(directory):
-            with _opened(directory, name, path) as file:
-                mode, data = os.fstat(file.fileno()).st_mode, whole(file, path, limit=limit)
-            _replace(directory, name, edit(data), mode)
+        with self._open_directory(path, parents) as directory, _translate_os_errors(path), _lock_directory(directory):
+            with _open_regular(directory, name, path) as file:
+                mode, data = os.fstat(file.fileno()).st_mode, read_whole_file(file, path, limit=limit)
+            _replace_file(directory, name, edit(data), mode)
 
     def entries(self, path: str, visit: Callable[[], bool]) -> list[Entry]:
         """What is in a directory, by name, as long as `visit` agrees to one more."""
         components = _components(path)
-        with self._directory(path, components) as directory, _explained(path):
+        with self._open_directory(path, components) as directory, _translate_os_errors(path):
             return _entries(directory, "/".join(components), visit)
 
     def walk(self, path: str, visit: Callable[[], bool], *, skip: frozenset[str] = frozenset()) -> Iterator[Entry]:
         """Everything below a directory, depth first, by name, without going into the directories to `skip`."""
         components = _components(path)
-        with self._directory(path, components) as directory, _explained(path):
+        with self._open_directory(path, components) as directory, _translate_os_errors(path):
             yield from _walk(directory, "/".join(components), visit, skip, 0)
 
     @contextmanager
-    def _directory(self, path: str, components: list[str], *, make: bool = False) -> Iterator[int]:
+    def _open_directory(self, path: str, components: list[str], *, make: bool = False) -> Iterator[int]:
         try:
             # The root is the developer's choice and may itself be a link; nothing below it may.
             current = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise ToolError(f"the working directory cannot be opened: {_reason(error)}") from error
+            raise ToolError(f"the working directory cannot be opened: {_explain_error(error)}") from error
         try:
-            with _explained(path):
+            with _translate_os_errors(path):
                 for name in components:
-                    current = _step(current, name, make=make)
+                    current = _enter_directory(current, name, make=make)
             yield current
         finally:
             os.close(current)
 
 
-def whole(file: BinaryIO, path: str, *, limit: int) -> bytes:
+def read_whole_file(file: BinaryIO, path: str, *, limit: int) -> bytes:
     """All of a file, or an error if it is larger than the limit."""
     data = file.read(limit + 1)
     if len(data) > limit:
@@ -165,10 +164,10 @@ def _components(path: str, *, is_file: bool = False) -> list[str]:
     return found
 
 
-def _step(current: int, name: str, *, make: bool) -> int:
+def _enter_directory(current: int, name: str, *, make: bool) -> int:
     """From an open directory to the one inside it; the first is closed, unless this fails."""
     try:
-        following = os.open(name, _DIRECTORY, dir_fd=current)
+        following = os.open(name, _DIRECTORY_FLAGS, dir_fd=current)
     except FileNotFoundError:
         if not make:
             raise
@@ -176,8 +175,8 @@ def _step(current: int, name: str, *, make: bool) -> int:
             os.mkdir(name, dir_fd=current)
             os.fsync(current)
         except FileExistsError:
-            pass  # somebody else made it: what it is, is seen when it is opened
-        following = os.open(name, _DIRECTORY, dir_fd=current)
+            pass  # another process made it; opening it shows whether it is a directory
+        following = os.open(name, _DIRECTORY_FLAGS, dir_fd=current)
     except NotADirectoryError:
         mode = os.stat(name, dir_fd=current, follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):  # Linux says ENOTDIR for a link that is opened as a directory
@@ -187,32 +186,32 @@ def _step(current: int, name: str, *, make: bool) -> int:
     return following
 
 
-def _must_be_regular(path: str, mode: int) -> None:
+def _check_regular(path: str, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise FileRefused(path, f"it is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}")
 
 
 @contextmanager
-def _opened(directory: int, name: str, path: str) -> Iterator[BinaryIO]:
+def _open_regular(directory: int, name: str, path: str) -> Iterator[BinaryIO]:
     # Looked at first, since merely opening a device can do something; and again after, since it may be another by then.
-    _must_be_regular(path, os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-    with open(name, "rb", opener=lambda name, _: os.open(name, _READ, dir_fd=directory)) as file:
-        _must_be_regular(path, os.fstat(file.fileno()).st_mode)
+    _check_regular(path, os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    with open(name, "rb", opener=lambda name, _: os.open(name, _READ_FLAGS, dir_fd=directory)) as file:
+        _check_regular(path, os.fstat(file.fileno()).st_mode)
         yield file
 
 
 @contextmanager
-def _alone_in(directory: int) -> Iterator[None]:
+def _lock_directory(directory: int) -> Iterator[None]:
     """Changes in one directory wait for each other, in all processes, so that two edits of a file are both kept."""
     with suppress(OSError):  # a file system without locks
         fcntl.flock(directory, fcntl.LOCK_EX)
     yield  # closing the directory ends the lock
 
 
-def _replace(directory: int, name: str, data: bytes, mode: int | None) -> None:
+def _replace_file(directory: int, name: str, data: bytes, mode: int | None) -> None:
     """Write beside the file, flush, and rename over it: readers see the old content or the new, a crash leaves one."""
-    temporary = REAL.random(8).hex().join(_TEMPORARY)
-    descriptor = os.open(temporary, _CREATE, 0o666, dir_fd=directory)
+    temporary = SYSTEM_CLOCK.random_bytes(8).hex().join(_TEMPORARY)
+    descriptor = os.open(temporary, _CREATE_FLAGS, 0o666, dir_fd=directory)
     try:
         with open(descriptor, "wb") as file:
             if mode is not None:
@@ -252,7 +251,7 @@ def _walk(directory: int, prefix: str, visit: Callable[[], bool], skip: frozense
         if not entry.is_directory or name in skip or depth >= MAX_DEPTH:
             continue
         try:
-            inner = os.open(name, _DIRECTORY, dir_fd=directory)
+            inner = os.open(name, _DIRECTORY_FLAGS, dir_fd=directory)
         except OSError:
             continue  # gone, not readable, or no directory any more
         try:
@@ -262,12 +261,12 @@ def _walk(directory: int, prefix: str, visit: Callable[[], bool], skip: frozense
 
 
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _translate_os_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FileRefused(path, _reason(error)) from error
+        raise FileRefused(path, _explain_error(error)) from error
 
 
-def _reason(error: OSError) -> str:
+def _explain_error(error: OSError) -> str:
     return _REASONS.get(error.errno or 0) or (error.strerror or "it cannot be used").lower()

@@ -1,4 +1,4 @@
-"""Tools: functions that a model may call, what they are told about the world, and what becomes of their results.
+"""Tools: functions that a model may call, their context, and the text that is made of their results.
 
 A tool's arguments come from a model and its results go to one: everything is checked on the way in, and becomes plain,
 valid, bounded text on the way out.
@@ -21,17 +21,14 @@ from typing import Any, Literal, Protocol, overload, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 
-from holdfast.errors import AgentError, InvalidArgument, NotJSON
+from holdfast.errors import BadArguments, InvalidTool, NotJSON, ToolError
 from holdfast.log import codec
-from holdfast.schema.signature import InvalidTool, Signature, is_unbound, problems, read_signature
+from holdfast.schema.signature import Signature, describe_problems, is_unbound, read_signature
 
 __all__ = [
-    "BadArguments",
     "Interrupt",
-    "InvalidTool",
     "Tool",
     "ToolContext",
-    "ToolError",
     "as_tools",
     "clip",
     "render",
@@ -40,27 +37,11 @@ __all__ = [
 
 MAX_RESULT = 262_144
 MIN_RESULT = 128  # so that the marker of a cut fits
-EXIT = ""  # the signal that ends a loop; no agent has this name
+EXIT_LOOP = ""  # the signal that ends a loop; no agent has this name
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every provider takes
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Approval = Literal["always"] | Callable[[dict[str, Any]], bool] | None
-
-
-class ToolError(AgentError):
-    """A tool could not do what was asked; the text is for the model."""
-
-    code, status = "tool_error", 500
-
-
-class BadArguments(InvalidArgument):
-    """The arguments of a call do not fit the tool; the text tells a model how to do better."""
-
-    code = "bad_arguments"
-
-    def __init__(self, tool: str, problems: Iterable[str]) -> None:
-        self.tool, self.problems = tool, tuple(problems)
-        super().__init__(f"bad arguments for {tool}: {'; '.join(self.problems)}")
 
 
 class Interrupt(Exception):
@@ -71,11 +52,11 @@ class Interrupt(Exception):
         super().__init__(payload)
 
 
-def _never() -> bool:
+def _never_cancelled() -> bool:
     return False
 
 
-def _unheard(_text: str) -> None:
+def _ignore_progress(_text: str) -> None:
     pass
 
 
@@ -85,7 +66,7 @@ class ToolContext:
     A tool that is to be repeated safely hands `idempotency_key` to the outside world; a long one looks at `cancelled`.
     """
 
-    __slots__ = ("_cancelled", "_meter", "_on_progress", "idempotency_key", "session", "state", "work_dir")
+    __slots__ = ("_cancelled", "_on_progress", "idempotency_key", "report_usage", "session", "state", "work_dir")
 
     session: Any
     state: Any
@@ -99,24 +80,24 @@ class ToolContext:
         state: object = None,
         work_dir: Path | None = None,
         idempotency_key: str = "",
-        cancelled: Callable[[], bool] | Event = _never,
-        on_progress: Callable[[str], None] = _unheard,
+        cancelled: Callable[[], bool] | Event = _never_cancelled,
+        on_progress: Callable[[str], None] = _ignore_progress,
         meter: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
         self.session, self.state, self.work_dir = session, state, work_dir
         self.idempotency_key = idempotency_key
-        self._meter = meter  # is told what an agent used that is called as a tool; raises if that is too much
+        self.report_usage = meter  # takes the usage of an agent that runs as a tool; raises if the budget is exceeded
         self._cancelled = cancelled.is_set if isinstance(cancelled, Event) else cancelled
         self._on_progress = on_progress
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for this call any more."""
+        """Whether the call was cancelled: its result is not used any more."""
         return self._cancelled()
 
     def progress(self, text: str) -> None:
-        """Tell whoever watches how far this is."""
-        self._on_progress(_valid(text))
+        """Send a text about the progress of this call to the readers of the stream."""
+        self._on_progress(_to_valid_text(text))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -132,7 +113,7 @@ class Tool:
     timeout: float | None = None
     approval: Approval = None
     max_result_bytes: int = MAX_RESULT
-    signature: Signature | None = field(default=None, repr=False)  # None: whoever runs it checks the arguments
+    signature: Signature | None = field(default=None, repr=False)  # None: the function checks its arguments itself
     signal: str | None = None  # answered by the loop itself: EXIT, or the name of the agent to hand over to
 
     def __post_init__(self) -> None:
@@ -162,11 +143,7 @@ class Tool:
 
     @property
     def wants_context(self) -> bool:
-        return self.signature is not None and self.signature.context is not None
-
-    def needs_approval(self, arguments: dict[str, Any]) -> bool:
-        """Whether a person must agree to this call."""
-        return bool(self.approval(arguments)) if callable(self.approval) else self.approval is not None
+        return self.signature is not None and self.signature.context_parameter is not None
 
     def validate(self, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
         """The keyword arguments of the call, checked and converted."""
@@ -180,21 +157,21 @@ class Tool:
         if self.signature is None:
             return given
         try:
-            return self.signature.kwargs(data)
+            return self.signature.convert_arguments(data)
         except ValidationError as error:
             known = self.signature.names.values()
-            raise BadArguments(self.name, problems(error, given, known)) from error
+            raise BadArguments(self.name, describe_problems(error, given, known)) from error
 
     def start(self, kwargs: Mapping[str, Any], context: ToolContext) -> Any:  # noqa: ANN401 - or a coroutine of it
         """Call the function with validated arguments, and with the context if it wants one."""
-        if self.signature is None or self.signature.context is None:
+        if self.signature is None or self.signature.context_parameter is None:
             return self.function(**kwargs)
-        return self.function(**kwargs, **{self.signature.context: context})
+        return self.function(**kwargs, **{self.signature.context_parameter: context})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """A result that took calls of models: what they used counts in the session of whoever called."""
+class MeteredResult:
+    """A result that took calls of models: their usage counts in the session of the caller."""
 
     content: object
     usage: Mapping[str, int]
@@ -202,7 +179,7 @@ class Spent:
     is_error: bool = False
 
 
-METER: ContextVar[Callable[[Mapping[str, int]], None] | None] = ContextVar("holdfast_meter", default=None)
+CALLER_BUDGET: ContextVar[Callable[[Mapping[str, int]], None] | None] = ContextVar("holdfast_meter", default=None)
 """Of the call that an agent runs in as a tool: its turns tell it what they used."""
 
 
@@ -242,12 +219,12 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a tool: `@tool`, or `@tool(idempotent=True, timeout=30, approval="always")`.
 
-    The model is told the function's name, docstring and parameters. `idempotent` says that it may be repeated when a
+    The model is sent the function's name, docstring and parameters. `idempotent` says that it may be repeated when a
     crash left its outcome unknown.
     """
 
     def make(function: Callable[..., Any]) -> Tool:
-        given = _checked_function(function)
+        given = _check_function(function)
         called = str(name or getattr(given, "__name__", ""))
         signature = read_signature(given, called, ToolContext)
         return Tool(
@@ -271,7 +248,7 @@ def tool_name(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]
 
 
-def _checked_function(function: object) -> Callable[..., Any]:
+def _check_function(function: object) -> Callable[..., Any]:
     if isinstance(function, Tool):
         raise InvalidTool(f"{function.name!r} is a tool already: dataclasses.replace() changes its options")
     if inspect.isclass(function) or not callable(function):
@@ -288,7 +265,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 def as_tools(given: object) -> list[Tool]:
     """Every tool in functions, tools, things that offer tools, and lists of these, however deep."""
     found: dict[str, Tool] = {}
-    for item in _flat(given):
+    for item in _flatten_tools(given):
         if item.name in found:
             raise InvalidTool(f"two tools are named {item.name!r}: dataclasses.replace(tool, name='...') renames one")
         if is_unbound(item.function):
@@ -299,7 +276,7 @@ def as_tools(given: object) -> list[Tool]:
     return list(found.values())
 
 
-def _flat(given: object) -> Iterable[Tool]:
+def _flatten_tools(given: object) -> Iterable[Tool]:
     if given is None:
         return
     if isinstance(given, Tool):
@@ -308,9 +285,9 @@ def _flat(given: object) -> Iterable[Tool]:
         yield from given.tools()
     elif isinstance(given, Iterable) and not isinstance(given, (str, bytes, Mapping)):
         for item in given:
-            yield from _flat(item)
+            yield from _flatten_tools(item)
     else:
-        yield tool(_checked_function(given))
+        yield tool(_check_function(given))
 
 
 def render(result: object) -> str:
@@ -318,22 +295,22 @@ def render(result: object) -> str:
     if isinstance(result, Enum):
         return render(result.value)
     if isinstance(result, str):
-        return _valid(result)
+        return _to_valid_text(result)
     if isinstance(result, (bytes, bytearray, memoryview)):
         raise ToolError(
             f"the tool returned {len(result)} bytes, which no model can read: return text, or a file's path"
         )
     if isinstance(result, (Mapping, list, tuple, set, frozenset, BaseModel)) or _is_dataclass(result):
         with suppress(TypeError, ValueError, RecursionError):  # odd keys, cycles: the tool did its work all the same
-            return _valid(json.dumps(result, default=_plain, ensure_ascii=False))
-    return _valid(str(result))
+            return _to_valid_text(json.dumps(result, default=_json_default, ensure_ascii=False))
+    return _to_valid_text(str(result))
 
 
 def _is_dataclass(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _plain(value: Any) -> object:  # noqa: ANN401 - whatever json does not know
+def _json_default(value: Any) -> object:  # noqa: ANN401 - any value that json does not know
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if _is_dataclass(value):
@@ -349,7 +326,7 @@ def _plain(value: Any) -> object:  # noqa: ANN401 - whatever json does not know
     return str(value)
 
 
-def _valid(text: str) -> str:
+def _to_valid_text(text: str) -> str:
     """Exactly a `str`, and valid Unicode."""
     if text.isascii():
         return str.__str__(text)

@@ -1,1 +1,1 @@
-"""Performing effects and appending what came of them. Knows stores and models, never sessions or servers."""
+"""One turn: the loop yields effects, a driver performs them and appends the events. Knows stores and models."""

@@ -1,26 +1,38 @@
-"""The agent loop: pure. It asks for effects and is told what came of them; it knows no store, clock, thread or model.
+"""The loop of one agent: call the model and run its tools until the model answers. Pure.
 
-Perform an effect, append what came of it, ask what is still missing. Resuming after a crash is that sentence started
-again from the events of the turn: `Work` is their fold, and there is no recovery code.
+The loop yields effects and receives their results. It knows no store, clock, thread or model. Its next step depends
+only on `AgentProgress`, the fold of the agent's events. So a turn that is resumed after a crash runs the same loop over
+the stored events. The only recovery code is `_recover_call`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.errors import MaxStepsExceeded, SchemaValidationError
+from holdfast.errors import BadOutput, MaxStepsExceeded, SchemaValidationError
 from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.log.messages import Limits, Message, ToolCall, ToolResult
-from holdfast.models.base import Done, unique_id
-from holdfast.schema.output import REPAIR, BadOutput, OutputShape
-from holdfast.turn.effects import Ask, Ended, Proceed, Ran, Record, RunCalls, Steps
-from holdfast.turn.work import Call, Work
+from holdfast.log.repair import unique_id
+from holdfast.models.base import Done
+from holdfast.schema.output import REPAIR_PROMPT, OutputShape
+from holdfast.turn.effects import (
+    AppendEvents,
+    BeginModelCall,
+    CallModel,
+    CallTools,
+    CallUserFunction,
+    Effect,
+    Ending,
+    Steps,
+    ToolResults,
+)
+from holdfast.turn.progress import AgentProgress, CallProgress
 
 MAX_REPAIRS = 3
-UNKNOWN = (
+OUTCOME_UNKNOWN = (
     "The outcome of this call is unknown: the process that ran it ended before a result was recorded. "
     "It may or may not have taken effect. Check before doing it again."
 )
@@ -29,17 +41,17 @@ INTERRUPTED = "[This turn was interrupted: the process that ran it ended before 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
-    """What a call says to the loop itself, which answers it: no tool runs."""
+class ControlResult:
+    """The result of a call that controls the loop (a handoff, the exit from a loop). No tool runs for such a call."""
 
     text: str
     is_error: bool = False
-    data: dict[str, Any]
+    data: dict[str, Any]  # fields that `tool.returned` gets in addition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What the loop must know of an agent, as plain questions."""
+class AgentRules:
+    """The settings of an agent that the loop needs, and the functions that answer the loop's questions."""
 
     run: str
     path: str
@@ -47,59 +59,72 @@ class Rules:
     limits: Limits
     max_steps: int
     shape: OutputShape | None
-    aside: bool  # its replies are not part of the conversation
-    model_called: Callable[[Work], Draft]
-    refusal: Callable[[Call], str | None]  # why a call cannot run at all: unknown tool, bad arguments
-    signal: Callable[[Call], Signal | None]  # handing over, leaving a loop
-    needs_approval: Callable[[Call], bool]
-    is_idempotent: Callable[[Call], bool]
-    renamed: Callable[[Message], Message]  # a reply, with ids for its calls that the turn has not used
-    steps: Callable[[], int]  # of the whole turn so far
-    closing: Callable[[Work], list[Draft]]  # what goes into the append that has the answer
+    aside: bool  # the agent's replies are not part of the conversation
+    draft_model_call: Callable[[AgentProgress], Draft]
+    refusal_reason: Callable[[CallProgress], str | None]  # why a call cannot run: unknown tool, bad arguments
+    control_result: Callable[[CallProgress], ControlResult | None]  # result of a handoff or of an exit from a loop
+    approval_check: Callable[[CallProgress], bool | Callable[[], Any]]  # the decision, or the user's function for it
+    is_idempotent: Callable[[CallProgress], bool]
+    assign_call_ids: Callable[[Message], Message]  # replaces call ids of a reply that the turn has used before
+    count_steps: Callable[[], int]  # steps of the whole turn so far, all agents
+    draft_outputs: Callable[[AgentProgress], list[Draft]]  # events that belong in the append of the answer
+    extract: Callable[[], Any] | None  # the user's function that reads values out of the answer
+    draft_extracted: Callable[[Any], list[Draft]]  # events for the values that `extract` returned
 
 
-def leg(work: Work, rules: Rules, carry: list[Draft]) -> Steps:
-    """One agent's part in a turn. `carry` is what is to be appended before anything else; `work` has folded it."""
+def agent_loop(progress: AgentProgress, rules: AgentRules, carry: list[Draft]) -> Steps:
+    """Run one agent until it answers, hands over, leaves its loop, waits for a person, or the session is paused.
+
+    `carry` holds the events for the next append; `progress` has folded them already. Returns an `Ending` with the
+    events that are still to be appended. Raises MaxStepsExceeded, and SchemaValidationError after `MAX_REPAIRS`
+    repairs.
+    """
     while True:
-        if work.unanswered:
-            carry += _prepared(work, rules)
+        if progress.open_calls:
+            carry += yield from _prepare_calls(progress, rules)
             if carry:
-                yield Record(carry, rules.path)
+                yield AppendEvents(carry, rules.path)
                 carry = []
-            ready = [call for call in work.unanswered if call.intended and call.fresh]
+            ready = [call for call in progress.open_calls if call.is_intended and call.is_intended_here]
             if ready:
-                ran: Ran = yield RunCalls(ready, rules.path)
-                for draft in (*ran.stored, *ran.left):
-                    work.add(draft)
-                carry = ran.left
-            elif work.unanswered:  # nothing to do but wait for a person
-                return Ended("waiting", rules.path, carry)
+                ran: ToolResults = yield CallTools(ready, rules.path)
+                for draft in (*ran.stored, *ran.unstored):
+                    progress.fold_draft(draft)
+                carry = ran.unstored
+            elif progress.open_calls:  # every open call waits for a person
+                return Ending("waiting", rules.path, carry)
             continue
-        if work.handoff is not None:
-            return Ended("handed", rules.path, carry)
-        if work.left:
-            return Ended("left", rules.path, carry)
-        if work.answer is not None:
-            return Ended("answered", rules.path, [*carry, *map(work.add, rules.closing(work))])
-        if work.steps >= rules.max_steps:
+        if progress.handoff is not None:
+            return Ending("handed", rules.path, carry)
+        if progress.has_left_loop:
+            return Ending("left", rules.path, carry)
+        if progress.answer is not None:
+            carry += map(progress.fold_draft, rules.draft_outputs(progress))
+            if rules.extract is not None:
+                values = yield CallUserFunction(rules.extract)
+                carry += map(progress.fold_draft, rules.draft_extracted(values))
+            return Ending("answered", rules.path, carry)
+        if progress.steps >= rules.max_steps:
             if carry:
-                yield Record(carry, rules.path)
-            raise MaxStepsExceeded(work.steps)
-        if not (yield Proceed(carry, rules.model_called(work), rules.path)):  # paused: the turn stays as it is
-            return Ended("paused", rules.path, carry)
-        done: Done = yield Ask(rules.steps() + 1, rules.path)
-        carry = _replied(work, rules, done)
-        if work.repairs > MAX_REPAIRS:
-            yield Record(carry, rules.path)
+                yield AppendEvents(carry, rules.path)
+            raise MaxStepsExceeded(progress.steps)
+        if not (yield BeginModelCall(carry, rules.draft_model_call(progress), rules.path)):
+            return Ending("paused", rules.path, carry)  # the turn stays open as it is
+        done: Done = yield CallModel(rules.count_steps() + 1, rules.path)
+        carry = _draft_reply(progress, rules, done)
+        if progress.repairs > MAX_REPAIRS:
+            yield AppendEvents(carry, rules.path)
             problem = str(carry[0].data["rejected"])
-            raise SchemaValidationError(problem, text=done.message.text, tries=work.repairs)
+            raise SchemaValidationError(problem, text=done.message.text, tries=progress.repairs)
 
 
-def renamed(message: Message, used: set[str]) -> Message:
-    """The reply, with other ids for calls whose ids the turn has used before: a person, and a retry, name a call by
-    its id."""
-    mine = [call.id for call in message.tool_calls]
-    if len({*mine}) == len(mine) and not used.intersection(mine):
+def rename_used_call_ids(message: Message, used: set[str]) -> Message:
+    """Return the reply with new ids for its calls if one of the ids occurs twice or was used before in the turn.
+
+    Approvals and idempotency keys name a call by its id, so an id must be unique in a turn.
+    """
+    new_ids = [call.id for call in message.tool_calls]
+    if len({*new_ids}) == len(new_ids) and not used.intersection(new_ids):
         return message
     parts = [
         ToolCall(id=unique_id(part.id, used), name=part.name, arguments=part.arguments)
@@ -107,13 +132,14 @@ def renamed(message: Message, used: set[str]) -> Message:
         else part
         for part in message.parts
     ]
-    return Message(message.role, parts, author=message._author, metadata=message.metadata)
+    return Message(message.role, parts, author=message.named_author, metadata=message.metadata)
 
 
-def _replied(work: Work, rules: Rules, done: Done) -> list[Draft]:
-    """The reply, and in the same append what follows from it."""
-    said = rules.renamed(done.message) if done.message.tool_calls else done.message
-    stored, blobs = said.to_data(rules.limits)
+def _draft_reply(progress: AgentProgress, rules: AgentRules, done: Done) -> list[Draft]:
+    """Return the events for a reply: `model.replied`, and the request for a repair if the reply has not the required
+    shape. Both belong in one append."""
+    message = rules.assign_call_ids(done.message) if done.message.tool_calls else done.message
+    stored, blobs = message.to_data(rules.limits)
     data: dict[str, Any] = {
         "message": stored,
         "usage": {name: amount for name, amount in done.usage.to_dict().items() if amount} | {"steps": 1},
@@ -127,65 +153,83 @@ def _replied(work: Work, rules: Rules, done: Done) -> list[Draft]:
         data["aside"] = True
     replied = Draft(type="model.replied", run=rules.run, author=rules.author, data=data, blobs=blobs)
     if done.message.tool_calls or rules.shape is None:
-        return [work.add(replied)]
+        return [progress.fold_draft(replied)]
     try:
         rules.shape.read(done.message.text)
-        return [work.add(replied)]
+        return [progress.fold_draft(replied)]
     except BadOutput as problem:
         data["rejected"] = str(problem)
-        schema = codec.encode(rules.shape.schema, room=codec.WRAPPING).decode()
-        again = Message.user(REPAIR.format(problem=problem, schema=schema)).to_data(rules.limits)[0] | {
-            "rejected": True
-        }
-        return [work.add(replied), work.add(Draft(type="message.added", run=rules.run, data=again))]
+        schema = codec.encode(rules.shape.schema, room=codec.WRAPPING_DEPTH).decode()
+        repair = Message.user(REPAIR_PROMPT.format(problem=problem, schema=schema)).to_data(rules.limits)[0]
+        repair |= {"rejected": True}
+        return [
+            progress.fold_draft(replied),
+            progress.fold_draft(Draft(type="message.added", run=rules.run, data=repair)),
+        ]
 
 
-def _prepared(work: Work, rules: Rules) -> list[Draft]:
-    """Everything about the open calls that can be settled without running them, and the intents of those that will."""
+def _prepare_calls(progress: AgentProgress, rules: AgentRules) -> Generator[Effect, Any, list[Draft]]:
+    """Return the events of the open calls that need no tool: refusals, handoffs, denials, requests for approval, and
+    `tool.called` for each call that is ready to run."""
     drafts: list[Draft] = []
-    for call in work.unanswered:
-        drafts += map(work.add, _prepared_call(call, rules))  # one by one: only the first of two handoffs counts
+    for call in progress.open_calls:
+        # Fold each call before the next one is prepared: only the first of two handoffs counts.
+        drafts += map(progress.fold_draft, (yield from _prepare_call(call, rules)))
     return drafts
 
 
-def _prepared_call(call: Call, rules: Rules) -> list[Draft]:
-    refusal = None if call.intended else rules.refusal(call)
-    if call.intended and not call.fresh:
-        return _after_a_crash(call, rules)
+def _prepare_call(call: CallProgress, rules: AgentRules) -> Generator[Effect, Any, list[Draft]]:
+    refusal = None if call.is_intended else rules.refusal_reason(call)
+    if call.is_intended and not call.is_intended_here:
+        return (yield from _recover_call(call, rules))
     if refusal is not None:
-        return [returned(rules.run, call, refusal, is_error=True)]
-    signal = None if call.intended else rules.signal(call)
-    if signal is not None:
-        return [returned(rules.run, call, signal.text, is_error=signal.is_error, more=signal.data)]
-    if call.undecided:
+        return [draft_tool_result(rules.run, call, refusal, is_error=True)]
+    control = None if call.is_intended else rules.control_result(call)
+    if control is not None:
+        return [draft_tool_result(rules.run, call, control.text, is_error=control.is_error, more=control.data)]
+    if call.awaits_decision:
         return []
     if call.decision is False:
         reason = f": {call.reason}" if call.reason else ""
-        return [returned(rules.run, call, f"A person denied this call{reason}", is_error=True)]
-    if call.decision is None and rules.needs_approval(call):
-        return [_request(rules.run, call)]
-    if call.intended:
+        return [draft_tool_result(rules.run, call, f"A person denied this call{reason}", is_error=True)]
+    if call.decision is None and (yield from _needs_approval(call, rules)):
+        return [_draft_approval_request(rules.run, call)]
+    if call.is_intended:
         return []
-    call.fresh = True
-    return [_intent(rules.run, call)]
+    call.is_intended_here = True
+    return [_draft_tool_call(rules.run, call)]
 
 
-def _after_a_crash(call: Call, rules: Rules) -> list[Draft]:
-    """A call that may have run: again if it says so, else the model, or a person, is told that nobody knows."""
+def _recover_call(call: CallProgress, rules: AgentRules) -> Generator[Effect, Any, list[Draft]]:
+    """Decide about a call that a crashed process may have run.
+
+    An idempotent tool runs again. Otherwise a person decides, if the tool needs approval; if not, the model gets a
+    result that says that the outcome is unknown.
+    """
     if rules.is_idempotent(call):
-        call.fresh = True
+        call.is_intended_here = True
         return []
-    if rules.needs_approval(call):
-        return [_request(rules.run, call, reason="its outcome is unknown after a crash; approving runs it again")]
-    return [returned(rules.run, call, UNKNOWN, is_error=True, effect=True, unknown=True)]
+    if (yield from _needs_approval(call, rules)):
+        reason = "its outcome is unknown after a crash; approving runs it again"
+        return [_draft_approval_request(rules.run, call, reason=reason)]
+    return [draft_tool_result(rules.run, call, OUTCOME_UNKNOWN, is_error=True, effect=True, unknown=True)]
 
 
-def _intent(run: str, call: Call) -> Draft:
+def _needs_approval(call: CallProgress, rules: AgentRules) -> Generator[Effect, Any, bool]:
+    """Whether a person must approve a call. The user's function that decides this is called as an effect, so that it
+    never blocks an event loop."""
+    check = rules.approval_check(call)
+    return bool((yield CallUserFunction(check))) if callable(check) else check
+
+
+def _draft_tool_call(run: str, call: CallProgress) -> Draft:
     data = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
     return Draft(type="tool.called", run=run, data=data)
 
 
-def _request(run: str, call: Call, *, reason: str | None = None, payload: object = None) -> Draft:
+def _draft_approval_request(
+    run: str, call: CallProgress, *, reason: str | None = None, payload: object = None
+) -> Draft:
     data: dict[str, Any] = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
     if reason is not None:
         data["reason"] = reason
@@ -194,14 +238,14 @@ def _request(run: str, call: Call, *, reason: str | None = None, payload: object
     return Draft(type="approval.requested", run=run, data=data)
 
 
-def interrupted(run: str, call: Call, payload: object) -> Draft:
-    """What an Interrupt raised in a tool leaves behind."""
-    return _request(run, call, payload=payload)
+def draft_interrupt(run: str, call: CallProgress, payload: object) -> Draft:
+    """Return the request for a person's answer that an `Interrupt` raised in a tool becomes."""
+    return _draft_approval_request(run, call, payload=payload)
 
 
-def returned(
+def draft_tool_result(
     run: str,
-    call: Call,
+    call: CallProgress,
     content: str,
     *,
     is_error: bool = False,
@@ -210,7 +254,11 @@ def returned(
     blobs: dict[str, bytes] | None = None,
     more: dict[str, Any] | None = None,
 ) -> Draft:
-    """The result of a call. `effect` says that it ran and must not be repeated; `more` is what the loop reads."""
+    """Return the `tool.returned` event of a call.
+
+    `effect` marks a call that ran and must not be repeated, `unknown` one whose outcome was lost. `blobs` holds the
+    whole result if `content` is clipped. `more` adds fields to the event, such as `handoff` or `usage`.
+    """
     result = ToolResult(call_id=call.id, content=content, is_error=is_error)
     part: dict[str, Any] = {"type": "tool_result", "call_id": result.call_id, "content": result.content}
     if is_error:
@@ -226,34 +274,43 @@ def returned(
     return Draft(type="tool.returned", run=run, author=call.name, data=data, blobs=blobs or {})
 
 
-def settlement(run: str, legs: Iterable[Work]) -> list[Draft]:
-    """What closes a turn that a crash cut and nobody resumes: its messages stay, with what is not known said aloud."""
+def draft_turn_interruption(run: str, agents: Iterable[AgentProgress]) -> list[Draft]:
+    """Return the events that close a turn that a crash interrupted and that is not resumed. Its messages stay, and each
+    open call gets a result: unknown if the call may have run, not run otherwise."""
     drafts = [
-        _stamped(returned(run, call, UNKNOWN if call.intended else NOT_RUN, is_error=True, unknown=call.intended), work)
-        for work in legs
-        for call in work.unanswered
+        _set_branch(
+            draft_tool_result(
+                run, call, OUTCOME_UNKNOWN if call.is_intended else NOT_RUN, is_error=True, unknown=call.is_intended
+            ),
+            progress,
+        )
+        for progress in agents
+        for call in progress.open_calls
     ]
     note = {"role": "assistant", "text": INTERRUPTED, "metadata": {"interrupted": True}}
     return [*drafts, Draft(type="message.added", run=run, data=note), Draft(type="turn.interrupted", run=run)]
 
 
-def loose_calls(work: Work) -> list[Draft]:
-    """What an agent that fails or is cancelled must not hide: calls that were started and have no result."""
+def draft_unknown_results(progress: AgentProgress) -> list[Draft]:
+    """Return "unknown" results for the calls of a failed or cancelled agent that started and have no result."""
     return [
-        _stamped(returned(work.run, call, UNKNOWN, is_error=True, effect=True, unknown=True), work)
-        for call in work.unanswered
-        if call.intended and not call.stored
+        _set_branch(
+            draft_tool_result(progress.run, call, OUTCOME_UNKNOWN, is_error=True, effect=True, unknown=True), progress
+        )
+        for call in progress.open_calls
+        if call.is_intended and not call.is_result_stored
     ]
 
 
-def not_run(work: Work) -> list[Draft]:
-    """Answers for calls of an agent that is over which nobody will run: not even a person is waited for."""
+def draft_not_run_results(progress: AgentProgress) -> list[Draft]:
+    """Return "not run" results for the calls of a stopped agent that never started, also those that wait for a
+    person."""
     return [
-        _stamped(returned(work.run, call, NOT_RUN, is_error=True), work)
-        for call in work.unanswered
-        if not call.intended
+        _set_branch(draft_tool_result(progress.run, call, NOT_RUN, is_error=True), progress)
+        for call in progress.open_calls
+        if not call.is_intended
     ]
 
 
-def _stamped(draft: Draft, work: Work) -> Draft:
-    return draft if work.branch is None else replace(draft, branch=work.branch)
+def _set_branch(draft: Draft, progress: AgentProgress) -> Draft:
+    return draft if progress.branch is None else replace(draft, branch=progress.branch)

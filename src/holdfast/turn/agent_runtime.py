@@ -1,87 +1,95 @@
-"""One agent's part in a turn: its prompt, its tools, and what the loop must know of it."""
+"""One agent in a turn: its prompt, its tools, and the rules that the loop asks it for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HandoffLoop, TurnCancelled
+from holdfast.errors import BadArguments, HandoffLoop, TurnCancelled
 from holdfast.log.events import Draft
-from holdfast.log.flow_paths import chain
+from holdfast.log.flow_paths import handoff_root
 from holdfast.log.identifiers import call_key
 from holdfast.models.base import ModelRequest, ToolSpec
 from holdfast.prompt.prompt import Prompt
-from holdfast.tools.tool import EXIT, BadArguments, Tool, ToolContext
-from holdfast.turn.agent_loop import Rules, Signal
-from holdfast.turn.effects import Enter
+from holdfast.tools.tool import EXIT_LOOP, Tool, ToolContext
+from holdfast.turn.agent_loop import AgentRules, ControlResult
+from holdfast.turn.effects import PrepareAgent
+from holdfast.turn.progress import AgentProgress, CallProgress
 from holdfast.turn.response import response_of
-from holdfast.turn.tool_calls import Batch
-from holdfast.turn.work import Call, Work
+from holdfast.turn.tool_calls import ToolCallBatch
 
 if TYPE_CHECKING:
-    from holdfast.turn.runtime import World
+    from holdfast.turn.runtime import TurnRuntime
 
-NO_CONTEXT = ToolContext()  # for tools that do not ask for one
-CIRCLES = 2  # handoffs from one agent to the same other one, in one turn
+NO_CONTEXT = ToolContext()  # for tools that take no context
+MAX_SAME_HANDOFFS = 2  # handoffs from one agent to the same other agent, in one turn
 
 
-class Leg:
-    """What one agent needs to take its part in a turn. Used by one driver at a time."""
+class AgentRuntime:
+    """The prompt, the tools and the running effect of one agent in a turn. Used by one driver at a time."""
 
-    def __init__(self, world: World, entered: Enter) -> None:
-        self.world, self.path, self.settings, self.shape = world, entered.path, entered.settings, entered.shape
-        self.in_loop, self.aside = entered.in_loop, entered.aside
-        self.options = {**self.settings.options, **world.given}
-        self.work = world.trail.enter(entered.path, self.settings.name, entered.branches)
-        self.work.shape = self.shape
-        self.is_asking = False  # its model is at work: what that uses is not known yet
-        self.halted = False  # nobody waits for it any more
-        self.batch: Batch | None = None  # the tools under way
-        self.shown: list[str] = []  # text that was streamed in this step, for a turn that is cancelled
-        self.left: list[Draft] = []  # results that wait for the next append
-        self.until: float | None = None  # when the effect under way has outlived its time
-        self._specs = [
+    def __init__(self, runtime: TurnRuntime, effect: PrepareAgent) -> None:
+        self.runtime, self.path, self.spec, self.shape = runtime, effect.path, effect.spec, effect.shape
+        self.in_loop, self.aside = effect.in_loop, effect.aside
+        self.options = {**self.spec.options, **runtime.turn_options}
+        self.progress = runtime.progress.enter_agent(effect.path, self.spec.name, effect.branches)
+        self.progress.shape = self.shape
+        self.is_calling_model = False  # a model call is under way, and its usage is not known yet
+        self.is_halted = False  # the agent must stop: its result is not needed any more
+        self.batch: ToolCallBatch | None = None  # the running tool calls
+        self.streamed_text: list[str] = []  # text streamed in this step; stored if the turn fails or is cancelled
+        self.unstored_results: list[Draft] = []  # tool results that wait for the next append
+        self.effect_deadline: float | None = None  # end of the time that the running effect may take
+        self._tool_specs = [
             ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
-            for tool in self.settings.tools.values()
+            for tool in self.spec.tools.values()
         ]
-        self.prompt = Prompt(world.store, world.log, world.session, self.settings, self._specs)
+        self.prompt = Prompt(runtime.store, runtime.log, runtime.cache, self.spec, self._tool_specs)
 
-    def stored_options(self) -> dict[str, Any]:
-        found = {name: value for name, value in self.options.items() if value is not None}
+    def options_to_store(self) -> dict[str, Any]:
+        """Return the options that are set, and the schema of the answer, for `model.called`."""
+        options = {name: value for name, value in self.options.items() if value is not None}
         if self.shape is not None:
-            found["schema"] = self.shape.schema
-        return found
+            options["schema"] = self.shape.schema
+        return options
 
-    # -- what the loop asks ----------------------------------------------------------------------------------------
+    # -- the rules for the loop ------------------------------------------------------------------------------------
 
-    def rules(self) -> Rules:
-        return Rules(
-            run=self.work.run,
+    def build_rules(self) -> AgentRules:
+        """Return the settings and functions that the agent loop needs."""
+        return AgentRules(
+            run=self.progress.run,
             path=self.path,
-            author=self.settings.name,
-            limits=self.world.store.limits,
-            max_steps=self.settings.max_steps,
+            author=self.spec.name,
+            limits=self.runtime.store.limits,
+            max_steps=self.spec.max_steps,
             shape=self.shape,
             aside=self.aside,
-            model_called=self.model_called,
-            refusal=self._refusal,
-            signal=self._signal,
-            needs_approval=self._needs_approval,
-            is_idempotent=lambda call: call.name in self.settings.tools and self.settings.tools[call.name].idempotent,
-            renamed=self.world.renamed,
-            steps=lambda: self.world.trail.steps,
-            closing=self._closing,
+            draft_model_call=self.draft_model_call,
+            refusal_reason=self._refusal_reason,
+            control_result=self._control_result,
+            approval_check=self._approval_check,
+            is_idempotent=lambda call: call.name in self.spec.tools and self.spec.tools[call.name].idempotent,
+            assign_call_ids=self.runtime.assign_call_ids,
+            count_steps=lambda: self.runtime.progress.steps,
+            draft_outputs=self._draft_outputs,
+            extract=None if self.spec.extract is None else self._extract,
+            draft_extracted=self._draft_extracted,
         )
 
-    def model_called(self, work: Work) -> Draft:
-        return self.prompt.called(work, self.world.trail.steps + 1, self.stored_options())
+    def draft_model_call(self, progress: AgentProgress) -> Draft:
+        return self.prompt.draft_model_call(
+            progress.messages, progress.run, self.runtime.progress.steps + 1, self.options_to_store()
+        )
 
-    def _refusal(self, call: Call) -> str | None:
-        tool = self.settings.tools.get(call.name)
+    def _refusal_reason(self, call: CallProgress) -> str | None:
+        """Return why a call cannot run (unknown tool, bad arguments), or None if it can."""
+        tool = self.spec.tools.get(call.name)
         if tool is None:
-            known = ", ".join(self.settings.tools) or "none"
+            known = ", ".join(self.spec.tools) or "none"
             return f"There is no tool named {call.name!r}. Tools: {known}."
         try:
             tool.validate(call.arguments)
@@ -89,71 +97,80 @@ class Leg:
             return str(error)
         return None
 
-    def _signal(self, call: Call) -> Signal | None:
-        """What the loop itself answers: a handoff, the end of a loop."""
-        tool = self.settings.tools[call.name]
-        if tool.signal == EXIT:
+    def _control_result(self, call: CallProgress) -> ControlResult | None:
+        """Return the result of a handoff or of an exit from a loop; None for a call of an ordinary tool."""
+        tool = self.spec.tools[call.name]
+        if tool.signal == EXIT_LOOP:
             if not self.in_loop:
-                return Signal(text="There is no loop to leave here.", is_error=True, data={})
-            return Signal(text="The loop ends here.", data={"exit": True})
+                return ControlResult(text="There is no loop to leave here.", is_error=True, data={})
+            return ControlResult(text="The loop ends here.", data={"exit": True})
         if tool.signal is None:
             return None
-        return self._handoff(tool, tool.validate(call.arguments).get("reason") or "")
+        return self._handoff_result(tool, tool.validate(call.arguments).get("reason") or "")
 
-    def _handoff(self, tool: Tool, reason: str) -> Signal:
-        taker, giver = tool.signal or "", self.settings.name or ""
-        if self.work.handoff is not None:
-            return Signal(text=f"The conversation was handed to {self.work.handoff} already.", is_error=True, data={})
-        here = chain(self.path)
-        legs = list(self.world.trail.legs.items())
-        before = [(work.name, work.handoff) for path, work in legs if chain(path) == here]
-        if before.count((giver, taker)) >= CIRCLES:
-            if self.work.turned_back:  # it was told once, and does not listen
-                raise HandoffLoop(giver, taker)
-            text = f"{giver} has handed this to {taker} {CIRCLES} times without an answer. Answer it yourself."
-            return Signal(text=text, is_error=True, data={"turned_back": True})
-        text = f"The conversation goes on with {taker}."
-        return Signal(text=f"{text} {reason}" if reason else text, data={"handoff": taker})
+    def _handoff_result(self, tool: Tool, reason: str) -> ControlResult:
+        target, name = tool.signal or "", self.spec.name or ""
+        if self.progress.handoff is not None:
+            return ControlResult(
+                text=f"The conversation was handed to {self.progress.handoff} already.", is_error=True, data={}
+            )
+        here = handoff_root(self.path)
+        agents = list(self.runtime.progress.agents.items())
+        handoffs = [(progress.name, progress.handoff) for path, progress in agents if handoff_root(path) == here]
+        if handoffs.count((name, target)) >= MAX_SAME_HANDOFFS:
+            if self.progress.is_handoff_refused:  # the model repeats a handoff that was refused once
+                raise HandoffLoop(name, target)
+            text = (
+                f"{name} has handed this to {target} {MAX_SAME_HANDOFFS} times without an answer. Answer it yourself."
+            )
+            return ControlResult(text=text, is_error=True, data={"turned_back": True})
+        text = f"The conversation goes on with {target}."
+        return ControlResult(text=f"{text} {reason}" if reason else text, data={"handoff": target})
 
-    def _needs_approval(self, call: Call) -> bool:
-        tool = self.settings.tools.get(call.name)
-        return tool is not None and isinstance(call.arguments, dict) and tool.needs_approval(call.arguments)
+    def _approval_check(self, call: CallProgress) -> bool | Callable[[], Any]:
+        """Return whether a person must approve a call, or the user's function that decides this."""
+        tool, arguments = self.spec.tools.get(call.name), call.arguments
+        if tool is None or not isinstance(arguments, dict):
+            return False
+        check = tool.approval
+        return partial(check, arguments) if callable(check) else check is not None
 
-    def _closing(self, work: Work) -> list[Draft]:
-        """What goes with the answer: the state that keeps it, and what is extracted from it."""
-        drafts: list[Draft] = []
-        answer = work.answer
-        if self.settings.output_key is not None and answer is not None:
-            data = {"name": self.settings.output_key, "value": answer.text}
-            drafts.append(Draft(type="state.set", run=work.run, data=data))
-        return drafts + self._extracted()
-
-    def _extracted(self) -> list[Draft]:
-        if self.settings.extract is None:
+    def _draft_outputs(self, progress: AgentProgress) -> list[Draft]:
+        """Return the event that stores the answer as state, if the agent has an `output_key`."""
+        answer = progress.answer
+        if self.spec.output_key is None or answer is None:
             return []
-        found = self.settings.extract(response_of(self.world.trail, self.path)) or {}
+        data = {"name": self.spec.output_key, "value": answer.text}
+        return [Draft(type="state.set", run=progress.run, data=data)]
+
+    def _extract(self) -> Any:  # noqa: ANN401 - a mapping, or an awaitable of one
+        assert self.spec.extract is not None
+        return self.spec.extract(response_of(self.runtime.progress, self.path))
+
+    def _draft_extracted(self, values: Mapping[str, Any] | None) -> list[Draft]:
+        """Return the events for the values of the user's `extract`: facts under "facts", state under other names."""
         drafts = []
-        for name, value in dict(found).items():
+        for name, value in dict(values or {}).items():
             if name == "facts":
                 for fact in value:
-                    data = {"id": self.world.store.ids.new(), "text": str(fact), "kind": "fact"}
-                    drafts.append(Draft(type="fact.added", run=self.work.run, data=data))
+                    data = {"id": self.runtime.store.clock.new_id(), "text": str(fact), "kind": "fact"}
+                    drafts.append(Draft(type="fact.added", run=self.progress.run, data=data))
             else:
-                drafts.append(Draft(type="state.set", run=self.work.run, data={"name": name, "value": value}))
+                drafts.append(Draft(type="state.set", run=self.progress.run, data={"name": name, "value": value}))
         return drafts
 
-    # -- what drivers perform --------------------------------------------------------------------------------------
+    # -- effects, for the drivers ----------------------------------------------------------------------------------
 
-    def request(self) -> ModelRequest:
-        """What the model is sent now."""
-        self.world.begin_effect(self, self.settings.timeout * 4)
-        self.shown = []
+    def begin_model_request(self) -> ModelRequest:
+        """Begin the time limit of a model call, and return the request to send."""
+        self.runtime.begin_effect(self, self.spec.timeout * 4)
+        self.streamed_text = []
         options = self.options
         return ModelRequest(
-            model=self.settings.model.name,
+            model=self.spec.model.name,
             system=self.prompt.system,
-            messages=self.prompt.messages(self.work),
-            tools=self._specs,
+            messages=self.prompt.messages(self.progress.messages),
+            tools=self._tool_specs,
             temperature=options.get("temperature"),
             max_tokens=options.get("max_tokens"),
             stop=options.get("stop") or (),
@@ -162,56 +179,60 @@ class Leg:
         )
 
     def _tool_choice(self) -> str | None:
-        """A forced call is forced once: after it the model must be free to answer."""
+        """Return the tool choice of this step. A forced call is forced in the first step only, because later the model
+        must be free to answer."""
         choice: str | None = self.options.get("tool_choice")
-        return "auto" if choice not in (None, "none") and self.work.steps else choice
+        return "auto" if choice not in (None, "none") and self.progress.steps else choice
 
-    def shrink(self) -> list[Draft]:
-        """The prompt was too long: the events that say that a shorter one is sent; none if there is none."""
-        if not self.prompt.halve(self.work):
+    def shorten_prompt(self) -> list[Draft]:
+        """Shorten a prompt that the provider found too long. Returns the events that record the shorter call; none if
+        the prompt cannot be shortened."""
+        if not self.prompt.halve(self.progress.messages):
             return []
-        return [Draft(type="model.interrupted", run=self.work.run), self.model_called(self.work)]
+        return [Draft(type="model.interrupted", run=self.progress.run), self.draft_model_call(self.progress)]
 
-    def calls(self, calls: Sequence[Call]) -> Batch:
-        """The calls as something that can be run."""
-        world = self.world
-        batch = Batch(self.work.run, world.store.ids, world.check_open)
+    def begin_tool_calls(self, calls: Sequence[CallProgress]) -> ToolCallBatch:
+        """Begin the time limit of these calls, and return them as a batch for a driver to run."""
+        runtime = self.runtime
+        batch = ToolCallBatch(self.progress.run, runtime.store.clock, runtime.check_open)
         for call in calls:
-            tool = self.settings.tools[call.name]
-            batch.add(call, tool, lambda cancelled, told, call=call: self._context(call, cancelled, told))  # type: ignore[misc]
-        now = world.store.ids.elapsed()
-        world.begin_effect(self, max(one.deadline for one in batch.running) + 1 - now)
+            batch.add_call(call, self.spec.tools[call.name], partial(self._tool_context, call))
+        now = runtime.store.clock.monotonic()
+        runtime.begin_effect(self, max(running_call.deadline for running_call in batch.running) + 1 - now)
         self.batch = batch
         return batch
 
-    def _context(self, call: Call, cancelled: threading.Event, told: Callable[[str], None]) -> ToolContext:
-        if not self.settings.tools[call.name].wants_context:
+    def _tool_context(
+        self, call: CallProgress, cancelled: threading.Event, on_progress: Callable[[str], None]
+    ) -> ToolContext:
+        if not self.spec.tools[call.name].wants_context:
             return NO_CONTEXT
-        world = self.world
-        work_dir = world.store.info(world.log).work_dir
+        runtime = self.runtime
+        work_dir = runtime.store.info(runtime.log).work_dir
         return ToolContext(
-            session=world.session,
-            state=world.state,
+            session=runtime.session,
+            state=runtime.state,
             work_dir=None if work_dir is None else Path(work_dir),
-            idempotency_key=call_key(world.log.uid, self.work.run, call.id),
+            idempotency_key=call_key(runtime.log.uid, self.progress.run, call.id),
             cancelled=cancelled,
-            on_progress=told,
-            meter=lambda used: world.meter(call.id, used),
+            on_progress=on_progress,
+            meter=lambda used: runtime.meter_call(call.id, used),
         )
 
-    def answered(self, draft: Draft) -> None:
-        """A result is stored while others are waited for: whatever ends the turn now, that call is not unknown."""
+    def mark_result_stored(self, draft: Draft) -> None:
+        """Note that a result is stored while other calls still run. If the turn ends now, this call is not reported as
+        unknown."""
         if draft.type == "tool.returned":
-            self.work.calls[draft.data["call_id"]].stored = True
+            self.progress.calls[draft.data["call_id"]].is_result_stored = True
 
     def refuse_stopped(self) -> None:
-        if self.halted:
+        """Raise TurnCancelled if this agent, or the whole turn, must stop."""
+        if self.is_halted:
             raise TurnCancelled
-        self.world.refuse_stopped()
+        self.runtime.refuse_stopped()
 
     def stop(self) -> None:
-        """Nobody waits for this agent any more: it ends at the next word of its model, or as soon as it waits for
-        tools."""
-        self.halted = True
+        """Make the agent end: at the next event of its model, or as soon as it waits for tools."""
+        self.is_halted = True
         if self.batch is not None:
             self.batch.stop()

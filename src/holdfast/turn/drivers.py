@@ -1,7 +1,7 @@
 """Two drivers for one loop: `drive` performs a turn on this thread, `drive_async` in this event loop.
 
-Both give what happens as it happens. What breaks out of an effect is told to the loop, which may know somebody who does
-better; if it does not, that ends the turn, is recorded, and is raised.
+Both yield stream events while they perform effects. An exception in an effect is thrown into the loop, so that a router
+can try another agent. If the loop does not handle it, the turn is recorded as failed and the exception is raised.
 """
 
 from __future__ import annotations
@@ -11,16 +11,27 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequen
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from holdfast.clock import crashpoint
 from holdfast.concurrency import off_thread
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import AgentError, ContextTooLong, StreamTruncated, TurnFailed
 from holdfast.log.events import Draft
 from holdfast.models.base import BlockStart, BlockStop, Done, InputJSONDelta, ModelEvent, TextDelta, ThinkingDelta
-from holdfast.models.provider_errors import redacted
-from holdfast.turn.agent_runtime import Leg
-from holdfast.turn.effects import Ask, Decide, Enter, Proceed, Ran, Record, RunCalls, Settle, Steps, Together
-from holdfast.turn.parallel import together, together_async
-from holdfast.turn.runtime import World
+from holdfast.models.provider_errors import redact_secrets
+from holdfast.turn.agent_runtime import AgentRuntime
+from holdfast.turn.effects import (
+    AppendEvents,
+    BeginModelCall,
+    CallModel,
+    CallTools,
+    CallUserFunction,
+    PrepareAgent,
+    RunParallel,
+    Steps,
+    StopAgents,
+    ToolResults,
+)
+from holdfast.turn.parallel import run_parallel, run_parallel_async
+from holdfast.turn.runtime import TurnRuntime
 from holdfast.turn.stream_events import (
     ContentBlockStart,
     ContentBlockStop,
@@ -32,24 +43,24 @@ from holdfast.turn.stream_events import (
     ToolReturned,
     TurnDone,
 )
-from holdfast.turn.tool_threads import ASYNC_TOOLS
+from holdfast.turn.tool_threads import ASYNC_TOOL_LOOP
 
 T = TypeVar("T")
 
 
-def drive(world: World, opening: list[Draft]) -> Iterator[StreamEvent]:
-    """Perform a turn on this thread, yielding what happens as it happens."""
+def drive(runtime: TurnRuntime, opening: list[Draft]) -> Iterator[StreamEvent]:
+    """Perform a turn on this thread. Yields its stream events as they happen."""
     try:
-        yield from _perform(world, world.steps(opening))
+        yield from _perform_effects(runtime, runtime.steps(opening))
     except BaseException as error:  # noqa: BLE001 - recorded, and raised
-        world.fail(error)
-        raise _as_ours(error) from _cause(error)
-    response = world.response()
-    yield TurnDone(usage=response.usage, steps=response.steps, response=response, agent=world.plan.name)
+        runtime.fail(error)
+        raise _as_agent_error(error) from _cause(error)
+    response = runtime.response()
+    yield TurnDone(usage=response.usage, steps=response.steps, response=response, agent=runtime.plan.name)
 
 
-def _perform(world: World, steps: Steps) -> Generator[StreamEvent, None, Any]:
-    """Every effect that the steps ask for, one after the other; gives what they come to."""
+def _perform_effects(runtime: TurnRuntime, steps: Steps) -> Generator[StreamEvent, None, Any]:
+    """Perform the effects of `steps` one after the other. Returns what `steps` returns."""
     outcome: Any = None
     failure: Exception | None = None
     while True:
@@ -59,197 +70,212 @@ def _perform(world: World, steps: Steps) -> Generator[StreamEvent, None, Any]:
             return end.value
         outcome = failure = None
         try:
-            if isinstance(effect, Record):
-                world.record(effect.drafts, effect.path, last=effect.last)
-            elif isinstance(effect, Proceed):
-                outcome = world.proceed(effect.drafts, effect.called, effect.path)
-            elif isinstance(effect, Ask):
-                outcome = yield from _ask(world.legs[effect.path], effect)
-            elif isinstance(effect, RunCalls):
-                outcome = yield from _run(world.legs[effect.path], effect)
-            elif isinstance(effect, Enter):
-                outcome = world.enter(effect)
-            elif isinstance(effect, Settle):
-                outcome = world.settle(effect)
-            elif isinstance(effect, Decide):
-                with world.deciding():
-                    outcome = _decided(effect)
+            if isinstance(effect, AppendEvents):
+                runtime.append_events(effect.drafts, effect.path, last=effect.last)
+            elif isinstance(effect, BeginModelCall):
+                outcome = runtime.begin_model_call(effect.drafts, effect.model_call, effect.path)
+            elif isinstance(effect, CallModel):
+                outcome = yield from _call_model(runtime.agents[effect.path], effect)
+            elif isinstance(effect, CallTools):
+                outcome = yield from _call_tools(runtime.agents[effect.path], effect)
+            elif isinstance(effect, PrepareAgent):
+                outcome = runtime.prepare_agent(effect)
+            elif isinstance(effect, StopAgents):
+                outcome = runtime.stop_agents(effect)
+            elif isinstance(effect, CallUserFunction):
+                with runtime.limit_user_function():
+                    outcome = _call_user_function(effect)
             else:
-                outcome = yield from together(world, effect, lambda inner: _perform(world, inner))
-        except Exception as error:  # noqa: BLE001 - the loop may have an answer to it
+                outcome = yield from run_parallel(runtime, effect, lambda inner: _perform_effects(runtime, inner))
+        except Exception as error:  # noqa: BLE001 - thrown into the loop, which may handle it
             failure = error
 
 
-def _ask(leg: Leg, effect: Ask) -> Generator[StreamEvent, None, Done]:
-    world, name = leg.world, leg.settings.name
+def _call_model(agent: AgentRuntime, effect: CallModel) -> Generator[StreamEvent, None, Done]:
+    runtime, name = agent.runtime, agent.spec.name
     outcome: Done | None = None
-    yield MessageStart(run_id=world.run, step=effect.step, agent=name)
-    for again in (True, False):
+    yield MessageStart(run_id=runtime.run, step=effect.step, agent=name)
+    for may_retry in (True, False):
         try:
-            for event in leg.settings.model.stream(leg.request()):
+            for event in agent.spec.model.stream(agent.begin_model_request()):
                 if isinstance(event, Done):
                     outcome = event
                 else:
-                    yield from _told(leg, event)
+                    yield from _convert_event(agent, event)
             break
-        except ContextTooLong:  # once: with a shorter prompt
-            drafts = leg.shrink() if again else []
+        except ContextTooLong:  # retry once, with a shorter prompt
+            drafts = agent.shorten_prompt() if may_retry else []
             if not drafts:
                 raise
-            world.record(drafts, leg.path, last=False)
-    done = _answered(leg, outcome)
+            runtime.append_events(drafts, agent.path, last=False)
+    done = _require_reply(agent, outcome)
     yield MessageDelta(stop_reason=done.stop_reason, usage=done.usage, agent=name)
     yield MessageStop(agent=name)
-    world.effect_over(leg)
+    runtime.end_effect(agent)
     return done
 
 
-def _run(leg: Leg, effect: RunCalls) -> Generator[StreamEvent, None, Ran]:
-    world, outcome = leg.world, Ran([], [])
-    for item in leg.calls(effect.calls).perform():
+def _call_tools(agent: AgentRuntime, effect: CallTools) -> Generator[StreamEvent, None, ToolResults]:
+    runtime, outcome = agent.runtime, ToolResults([], [])
+    for item in agent.begin_tool_calls(effect.calls).perform():
         if isinstance(item, ToolProgress):
-            yield _named(leg, item)
+            yield _label_progress(agent, item)
             continue
         draft = item[1]
         if len(outcome.stored) + 1 < len(effect.calls):
-            world.record([draft], leg.path, last=False)
-            leg.answered(draft)
+            runtime.append_events([draft], agent.path, last=False)
+            agent.mark_result_stored(draft)
             outcome.stored.append(draft)
         else:
-            outcome.left.append(draft)
-            leg.left.append(draft)
-        yield from _result(leg, draft)
-    world.effect_over(leg)
+            outcome.unstored.append(draft)
+            agent.unstored_results.append(draft)
+        yield from _result_events(agent, draft)
+    runtime.end_effect(agent)
     return outcome
 
 
-def _decided(effect: Decide) -> Any:  # noqa: ANN401 - whatever was asked
-    found = effect.ask()
-    return ASYNC_TOOLS.submit(_awaited(found)).result() if inspect.isawaitable(found) else found
+def _call_user_function(effect: CallUserFunction) -> Any:  # noqa: ANN401 - the value of the user's function
+    value = effect.function()
+    return ASYNC_TOOL_LOOP.submit(_await_value(value)).result() if inspect.isawaitable(value) else value
 
 
 # -- the same in an event loop -----------------------------------------------------------------------------------------
 
 
-async def drive_async(world: World, opening: list[Draft]) -> AsyncIterator[StreamEvent]:
-    """The same in an event loop; the store is reached through threads, an append under way is always awaited."""
+async def drive_async(runtime: TurnRuntime, opening: list[Draft]) -> AsyncIterator[StreamEvent]:
+    """Perform a turn in this event loop. Calls of the store run on threads, and a running append is always awaited,
+    also by a task that is cancelled."""
     try:
-        async with _closed(_perform_async(world, world.steps(opening), lambda end: None)) as events:
+        async with _close_at_exit(_perform_effects_async(runtime, runtime.steps(opening), lambda end: None)) as events:
             async for event in events:
                 yield event
     except BaseException as error:  # noqa: BLE001 - recorded, and raised
-        await off_thread(world.fail, error)
-        raise _as_ours(error) from _cause(error)
-    response = world.response()
-    yield TurnDone(usage=response.usage, steps=response.steps, response=response, agent=world.plan.name)
+        await off_thread(runtime.fail, error)
+        raise _as_agent_error(error) from _cause(error)
+    response = runtime.response()
+    yield TurnDone(usage=response.usage, steps=response.steps, response=response, agent=runtime.plan.name)
 
 
-async def _perform_async(world: World, steps: Steps, ended: Callable[[Any], None]) -> AsyncIterator[StreamEvent]:
+async def _perform_effects_async(
+    runtime: TurnRuntime, steps: Steps, on_end: Callable[[Any], None]
+) -> AsyncIterator[StreamEvent]:
+    """Perform the effects of `steps` one after the other. Calls `on_end` with what `steps` returns, because an async
+    generator cannot return a value."""
     outcome: Any = None
     failure: Exception | None = None
     while True:
         try:
             effect = steps.send(outcome) if failure is None else steps.throw(failure)
         except StopIteration as end:
-            ended(end.value)
+            on_end(end.value)
             return
         outcome = failure = None
-        box: list[Any] = []  # what an effect that tells something comes to
+        box: list[Any] = []  # receives the result of an effect that yields stream events
         try:
-            if isinstance(effect, Record):
-                await off_thread(world.record, effect.drafts, effect.path, last=effect.last)
-            elif isinstance(effect, Proceed):
-                outcome = await off_thread(world.proceed, effect.drafts, effect.called, effect.path)
-            elif isinstance(effect, Enter):
-                outcome = world.enter(effect) if world.is_ready(effect) else await off_thread(world.enter, effect)
-            elif isinstance(effect, Settle):
-                outcome = await off_thread(world.settle, effect)
-            elif isinstance(effect, Decide):
-                with world.deciding():
-                    outcome = await off_thread(effect.ask)
+            if isinstance(effect, AppendEvents):
+                await off_thread(runtime.append_events, effect.drafts, effect.path, last=effect.last)
+            elif isinstance(effect, BeginModelCall):
+                outcome = await off_thread(runtime.begin_model_call, effect.drafts, effect.model_call, effect.path)
+            elif isinstance(effect, PrepareAgent):
+                outcome = (
+                    runtime.prepare_agent(effect)
+                    if runtime.is_ready(effect)
+                    else await off_thread(runtime.prepare_agent, effect)
+                )
+            elif isinstance(effect, StopAgents):
+                outcome = await off_thread(runtime.stop_agents, effect)
+            elif isinstance(effect, CallUserFunction):
+                with runtime.limit_user_function():
+                    outcome = await off_thread(effect.function)
                     outcome = await outcome if inspect.isawaitable(outcome) else outcome
             else:
-                async with _closed(_telling(world, effect, box)) as events:
+                async with _close_at_exit(_stream_effect_async(runtime, effect, box)) as events:
                     async for event in events:
                         yield event
                 outcome = box[0]
-        except Exception as error:  # noqa: BLE001 - the loop may have an answer to it
+        except Exception as error:  # noqa: BLE001 - thrown into the loop, which may handle it
             failure = error
 
 
-def _telling(world: World, effect: Ask | RunCalls | Together, box: list[Any]) -> AsyncIterator[StreamEvent]:
-    if isinstance(effect, Ask):
-        return _ask_async(world.legs[effect.path], effect, box)
-    if isinstance(effect, RunCalls):
-        return _run_async(world.legs[effect.path], effect, box)
-    return together_async(world, effect, lambda inner, ended: _perform_async(world, inner, ended), box)
+def _stream_effect_async(
+    runtime: TurnRuntime, effect: CallModel | CallTools | RunParallel, box: list[Any]
+) -> AsyncIterator[StreamEvent]:
+    """Perform an effect that yields stream events. Its result is put in `box`."""
+    if isinstance(effect, CallModel):
+        return _call_model_async(runtime.agents[effect.path], effect, box)
+    if isinstance(effect, CallTools):
+        return _call_tools_async(runtime.agents[effect.path], effect, box)
+    return run_parallel_async(
+        runtime, effect, lambda inner, on_end: _perform_effects_async(runtime, inner, on_end), box
+    )
 
 
-async def _ask_async(leg: Leg, effect: Ask, box: list[Any]) -> AsyncIterator[StreamEvent]:
-    world, name = leg.world, leg.settings.name
+async def _call_model_async(agent: AgentRuntime, effect: CallModel, box: list[Any]) -> AsyncIterator[StreamEvent]:
+    runtime, name = agent.runtime, agent.spec.name
     outcome: Done | None = None
-    yield MessageStart(run_id=world.run, step=effect.step, agent=name)
-    for again in (True, False):
+    yield MessageStart(run_id=runtime.run, step=effect.step, agent=name)
+    for may_retry in (True, False):
         try:
-            async with _closed(leg.settings.model.stream_async(leg.request())) as reply:
+            async with _close_at_exit(agent.spec.model.stream_async(agent.begin_model_request())) as reply:
                 async for event in reply:
                     if isinstance(event, Done):
                         outcome = event
                     else:
-                        for told in _told(leg, event):
-                            yield told
+                        for stream_event in _convert_event(agent, event):
+                            yield stream_event
             break
-        except ContextTooLong:  # once: with a shorter prompt
-            drafts = leg.shrink() if again else []
+        except ContextTooLong:  # retry once, with a shorter prompt
+            drafts = agent.shorten_prompt() if may_retry else []
             if not drafts:
                 raise
-            await off_thread(world.record, drafts, leg.path, last=False)
-    done = _answered(leg, outcome)
+            await off_thread(runtime.append_events, drafts, agent.path, last=False)
+    done = _require_reply(agent, outcome)
     yield MessageDelta(stop_reason=done.stop_reason, usage=done.usage, agent=name)
     yield MessageStop(agent=name)
-    world.effect_over(leg)
+    runtime.end_effect(agent)
     box.append(done)
 
 
-async def _run_async(leg: Leg, effect: RunCalls, box: list[Any]) -> AsyncIterator[StreamEvent]:
-    world, outcome = leg.world, Ran([], [])
-    batch = await off_thread(leg.calls, effect.calls)
-    async with _closed(batch.perform_async()) as results:
+async def _call_tools_async(agent: AgentRuntime, effect: CallTools, box: list[Any]) -> AsyncIterator[StreamEvent]:
+    runtime, outcome = agent.runtime, ToolResults([], [])
+    batch = await off_thread(agent.begin_tool_calls, effect.calls)
+    async with _close_at_exit(batch.perform_async()) as results:
         async for item in results:
             if isinstance(item, ToolProgress):
-                yield _named(leg, item)
+                yield _label_progress(agent, item)
                 continue
             draft = item[1]
             if len(outcome.stored) + 1 < len(effect.calls):
-                await off_thread(world.record, [draft], leg.path, last=False)
-                leg.answered(draft)
+                await off_thread(runtime.append_events, [draft], agent.path, last=False)
+                agent.mark_result_stored(draft)
                 outcome.stored.append(draft)
             else:
-                outcome.left.append(draft)
-                leg.left.append(draft)
-            for told in _result(leg, draft):
-                yield told
-    world.effect_over(leg)
+                outcome.unstored.append(draft)
+                agent.unstored_results.append(draft)
+            for stream_event in _result_events(agent, draft):
+                yield stream_event
+    runtime.end_effect(agent)
     box.append(outcome)
 
 
-# -- what both share ---------------------------------------------------------------------------------------------------
+# -- shared by both drivers --------------------------------------------------------------------------------------------
 
 
-def _as_ours(error: BaseException) -> BaseException:
-    """Every failure of a turn is an AgentError; cancellation passes as it is."""
+def _as_agent_error(error: BaseException) -> BaseException:
+    """Return the error as an AgentError, so that every failure of a turn is one. Cancellation and other exceptions that
+    are no `Exception` are returned unchanged."""
     if isinstance(error, AgentError) or not isinstance(error, Exception):
         return error
-    return TurnFailed(f"the turn broke: {type(error).__name__}: {redacted(str(error))}")
+    return TurnFailed(f"the turn broke: {type(error).__name__}: {redact_secrets(str(error))}")
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    return error.__cause__ if _as_ours(error) is error else error
+    return error.__cause__ if _as_agent_error(error) is error else error
 
 
 @asynccontextmanager
-async def _closed(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Iterate, and close whatever is left at once, not when it is collected."""
+async def _close_at_exit(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close the iterator when the block ends, not when it is garbage-collected."""
     try:
         yield items
     finally:
@@ -258,23 +284,24 @@ async def _closed(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
             await close()
 
 
-async def _awaited(found: Any) -> Any:  # noqa: ANN401 - whatever was asked
-    return await found
+async def _await_value(awaitable: Any) -> Any:  # noqa: ANN401 - the value of the user's function
+    return await awaitable
 
 
-def _told(leg: Leg, event: ModelEvent) -> Sequence[StreamEvent]:
-    """A model's event as a stream tells it; nothing of one that only decides who answers."""
+def _convert_event(agent: AgentRuntime, event: ModelEvent) -> Sequence[StreamEvent]:
+    """Return the stream events for a model's event; none for an agent whose replies are no part of the conversation.
+    Raises TurnCancelled if the agent must stop."""
     crashpoint("between deltas")
-    if leg.world.stopped or leg.halted:
-        leg.refuse_stopped()
-    leg.world.heard(leg)
-    return () if leg.aside else (_delta(leg, event),)
+    if agent.runtime.is_stop_requested or agent.is_halted:
+        agent.refuse_stopped()
+    agent.runtime.extend_model_deadline(agent)
+    return () if agent.aside else (_convert_delta(agent, event),)
 
 
-def _delta(leg: Leg, event: ModelEvent) -> StreamEvent:
-    name = leg.settings.name
+def _convert_delta(agent: AgentRuntime, event: ModelEvent) -> StreamEvent:
+    name = agent.spec.name
     if type(event) is TextDelta:
-        leg.shown.append(event.text)
+        agent.streamed_text.append(event.text)
         return event if name is None else TextDelta(index=event.index, text=event.text, agent=name)
     if isinstance(event, BlockStart):
         return ContentBlockStart(index=event.index, content_block=event.block, agent=name)
@@ -286,18 +313,18 @@ def _delta(leg: Leg, event: ModelEvent) -> StreamEvent:
     return InputJSONDelta(index=event.index, input_json=event.input_json, agent=name)
 
 
-def _named(leg: Leg, event: ToolProgress) -> ToolProgress:
-    return ToolProgress(call_id=event.call_id, text=event.text, agent=leg.settings.name)
+def _label_progress(agent: AgentRuntime, event: ToolProgress) -> ToolProgress:
+    return ToolProgress(call_id=event.call_id, text=event.text, agent=agent.spec.name)
 
 
-def _answered(leg: Leg, done: Done | None) -> Done:
+def _require_reply(agent: AgentRuntime, done: Done | None) -> Done:
     crashpoint("after answer")
     if done is None:
-        raise StreamTruncated("the model's stream ended without an answer", provider=leg.settings.model.provider)
+        raise StreamTruncated("the model's stream ended without an answer", provider=agent.spec.model.provider)
     return done
 
 
-def _result(leg: Leg, draft: Draft) -> Iterator[ToolReturned]:
+def _result_events(agent: AgentRuntime, draft: Draft) -> Iterator[ToolReturned]:
     if draft.type == "tool.returned":
         part = draft.data["message"]["parts"][0]
         yield ToolReturned(
@@ -305,5 +332,5 @@ def _result(leg: Leg, draft: Draft) -> Iterator[ToolReturned]:
             name=draft.data["name"],
             content=part["content"],
             is_error=part.get("is_error", False),
-            agent=leg.settings.name,
+            agent=agent.spec.name,
         )

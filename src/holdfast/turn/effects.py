@@ -1,4 +1,4 @@
-"""What the loop asks for: effects, which a driver performs, and whose outcome the loop is told. Pure values."""
+"""Effects: the requests that the loop yields. A driver performs each one and sends its result back. Pure values."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.log.events import Draft
-from holdfast.plan import Settings
+from holdfast.plan import AgentSpec
 from holdfast.schema.output import OutputShape
-from holdfast.turn.work import Call
+from holdfast.turn.progress import CallProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """Append these events of the agent at `path`, in one commit; with `last` the lease is given back in the same
-    one."""
+class AppendEvents:
+    """Append these events of the agent at `path`, in one commit. With `last` the same commit releases the lease."""
 
     drafts: list[Draft]
     path: str
@@ -23,96 +22,103 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Proceed:
-    """Append these events and the word that the model is called, unless the budget is used up (then they are appended
-    and the turn fails) or the session was paused meanwhile (then nothing is). Answered with whether it was done."""
+class BeginModelCall:
+    """Append these events and `model.called`. Returns False, and appends nothing, if the session is paused.
+
+    If the budget is used up: appends the events, if the turn has its lease already, and raises BudgetExceeded.
+    """
 
     drafts: list[Draft]
-    called: Draft
+    model_call: Draft
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask the model; answered with its `Done`."""
+class CallModel:
+    """Call the model. Returns its `Done`."""
 
     step: int
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class RunCalls:
-    """Run tools at the same time; answered with `Ran`."""
+class CallTools:
+    """Run these calls in parallel. Returns `ToolResults`."""
 
-    calls: Sequence[Call]
+    calls: Sequence[CallProgress]
     path: str
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """Results in the order in which they came: those already stored, and the last, which waits for the next append."""
+class ToolResults:
+    """Results in the order of their arrival: all but the last are stored, the last one waits for the next append."""
 
     stored: list[Draft]
-    left: list[Draft]
+    unstored: list[Draft]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enter:
-    """Get an agent ready: append what those before it left, which its instructions may read, and prepare its prompt.
-    Before the first append of a turn nothing is appended. Answered with its `Rules` and with what is still to
-    append."""
+class PrepareAgent:
+    """Prepare an agent: append `drafts`, the events of the agents before it, because its instructions may read them;
+    then read its prompt. Before the first append of a turn nothing is appended. Returns the agent's `AgentRules` and
+    the drafts that are still to be appended."""
 
-    settings: Settings
+    spec: AgentSpec
     path: str
     branches: tuple[str, ...]
     shape: OutputShape | None
     in_loop: bool
-    aside: bool  # what it says is not part of the conversation
+    aside: bool  # the agent's replies are not part of the conversation
     drafts: list[Draft]
-    before: str  # whose the drafts are
+    drafts_path: str  # path of the agent that the drafts belong to
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """The agents at `path` and inside of it failed: stop them. Answered with what is to be appended: as far as it was
-    not, what was carried to them; and the events that say that they are over."""
+class StopAgents:
+    """Stop the agents at `path` and inside it after a failure. Returns the events to append: those of `unstored_drafts`
+    that the agents did not append, results for open calls, and `agent.failed` for each agent."""
 
     path: str
     error: Exception
-    note: bool  # whether the conversation is told
-    carry: Sequence[Draft] = ()
+    adds_note: bool  # whether a message in the conversation says that the agent failed
+    unstored_drafts: Sequence[Draft] = ()  # events that were passed to the agents for their first append
 
 
 @dataclass(frozen=True, slots=True)
-class Decide:
-    """Ask a function of the user's, which may be async; answered with what it says."""
+class CallUserFunction:
+    """Call a function of the user, which may be async. Returns its value."""
 
-    ask: Callable[[], Any]
+    function: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Go on in several places at the same time, at most `most` of them at once. Answered with how each ended: an
-    `Ended`, or, if failures are collected, an exception."""
+class RunParallel:
+    """Run several branches of a flow, at most `max_parallel` at a time. Returns a list with the `Ending` of each
+    branch, or its exception if failures are collected."""
 
     paths: Sequence[str]
     steps: Sequence[Steps]
-    most: int
-    collects: bool
+    max_parallel: int
+    collects_failures: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How an agent, or a flow, ended; and events that are still to be appended, and whose they are."""
+class Ending:
+    """How an agent or a flow ended, with the events that are still to be appended."""
 
-    how: str  # answered, handed (the conversation to another agent), left (a loop), waiting (for a person), paused
-    path: str
-    carry: list[Draft] = field(default_factory=list)
+    # "answered", "handed" (over to another agent), "left" (a loop), "waiting" (for a person), "paused", "failed" (a
+    # branch, before a crash), "" (nothing ran yet)
+    reason: str
+    path: str  # path of the agent that the events belong to
+    unstored_drafts: list[Draft] = field(default_factory=list)  # events for the next append
 
     @property
     def is_waiting(self) -> bool:
-        return self.how in ("waiting", "paused")
+        """Whether the turn stops here and stays open."""
+        return self.reason in ("waiting", "paused")
 
 
-Effect = Record | Proceed | Ask | RunCalls | Enter | Settle | Decide | Together
-Steps = Generator[Effect, Any, Ended]
+Effect = (
+    AppendEvents | BeginModelCall | CallModel | CallTools | PrepareAgent | StopAgents | CallUserFunction | RunParallel
+)
+Steps = Generator[Effect, Any, Ending]

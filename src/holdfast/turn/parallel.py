@@ -1,7 +1,7 @@
-"""Going on in several places of a turn at the same time: on threads, or as tasks. What happens comes as it happens.
+"""Runs the branches of a turn in parallel, on threads or as tasks, and yields their stream events as they happen.
 
-The first failure stops the others, unless failures are collected. A thread that hangs in a model's silence is not
-waited for: what it does later is refused.
+The first failure stops the other branches, unless failures are collected. A thread that hangs in a silent model is not
+waited for: what it appends later is refused.
 """
 
 from __future__ import annotations
@@ -14,48 +14,49 @@ from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import TurnCancelled
-from holdfast.turn.effects import Steps, Together
-from holdfast.turn.flow_loop import is_of_the_agent
+from holdfast.turn.effects import RunParallel, Steps
+from holdfast.turn.flow_loop import is_agent_failure
 from holdfast.turn.stream_events import StreamEvent
-from holdfast.turn.tool_threads import TOOLS
+from holdfast.turn.tool_threads import TOOL_THREADS
 
 if TYPE_CHECKING:
-    from holdfast.turn.runtime import World
+    from holdfast.turn.runtime import TurnRuntime
 
-WAITING = 64  # events that may wait to be read, so that a slow reader slows the agents down, and memory stays bounded
+# Stream events that wait to be read. The limit makes a slow reader slow the agents down, and bounds the memory.
+MAX_QUEUED_EVENTS = 64
 
-_Item = tuple[int, StreamEvent | None, Any]  # which place; what happened; if nothing did, how it ended
+_Item = tuple[int, StreamEvent | None, Any]  # number of the branch; its event; if None, its result or exception
 
 
-def together(
-    world: World, effect: Together, perform: Callable[[Steps], Iterable[StreamEvent]]
+def run_parallel(
+    runtime: TurnRuntime, effect: RunParallel, perform: Callable[[Steps], Iterable[StreamEvent]]
 ) -> Generator[StreamEvent, None, list[Any]]:
-    """Each place on a thread of its own."""
+    """Run each branch on its own thread. Returns the result of each branch, in order."""
     outcomes: list[Any] = [None] * len(effect.steps)
-    mailbox: Queue[_Item] = Queue(WAITING)
+    mailbox: Queue[_Item] = Queue(MAX_QUEUED_EVENTS)
     closed = threading.Event()
 
-    def put(item: _Item) -> None:
+    def put_item(item: _Item) -> None:
         while not closed.is_set():
             try:
                 mailbox.put(item, timeout=0.1)
                 return
             except Full:
                 continue
-        raise TurnCancelled  # nobody reads it any more
+        raise TurnCancelled  # the mailbox has no reader any more
 
-    def work(number: int) -> None:
+    def run_branch(number: int) -> None:
         try:
             running = iter(perform(effect.steps[number]))
             while True:
                 try:
-                    put((number, next(running), None))
+                    put_item((number, next(running), None))
                 except StopIteration as end:
-                    put((number, None, end.value))
+                    put_item((number, None, end.value))
                     return
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that reads the mailbox
             try:
-                put((number, None, error))
+                put_item((number, None, error))
             except TurnCancelled:
                 pass
 
@@ -63,9 +64,9 @@ def together(
     running = 0
     try:
         while waiting or running:
-            while waiting and running < effect.most:
+            while waiting and running < effect.max_parallel:
                 number, context = waiting.pop(), contextvars.copy_context()
-                TOOLS.submit(lambda number=number, context=context: context.run(work, number))  # type: ignore[misc]
+                TOOL_THREADS.submit(lambda number=number, context=context: context.run(run_branch, number))  # type: ignore[misc]
                 running += 1
             number, event, end = mailbox.get()
             if event is not None:
@@ -76,11 +77,11 @@ def together(
                 raise end
             outcomes[number] = end
     except BaseException:
-        _halt(world, effect)
+        _halt_agents(runtime, effect)
         raise
     finally:
         closed.set()
-        while True:  # whoever waits for room finds some, and then that it is over
+        while True:  # a branch that waits for room in the mailbox gets it, and then sees that it is closed
             try:
                 mailbox.get_nowait()
             except Empty:
@@ -88,34 +89,34 @@ def together(
     return outcomes
 
 
-async def together_async(
-    world: World,
-    effect: Together,
+async def run_parallel_async(
+    runtime: TurnRuntime,
+    effect: RunParallel,
     perform: Callable[[Steps, Callable[[Any], None]], AsyncIterator[StreamEvent]],
     box: list[Any],
 ) -> AsyncIterator[StreamEvent]:
-    """Each place as a task of its own."""
+    """Run each branch as its own task. Puts the list of their results, in order, in `box`."""
     outcomes: list[Any] = [None] * len(effect.steps)
     closing = False
-    mailbox: asyncio.Queue[_Item] = asyncio.Queue(WAITING)
-    free = asyncio.Semaphore(effect.most)
+    mailbox: asyncio.Queue[_Item] = asyncio.Queue(MAX_QUEUED_EVENTS)
+    free = asyncio.Semaphore(effect.max_parallel)
 
-    async def work(number: int) -> None:
-        found: list[Any] = []
+    async def run_branch(number: int) -> None:
+        outcome: list[Any] = []
         async with free:
-            events = perform(effect.steps[number], found.append)
+            events = perform(effect.steps[number], outcome.append)
             try:
                 async for event in events:
                     await mailbox.put((number, event, None))
             except BaseException as error:
                 if closing:
                     raise
-                found = [error]
+                outcome = [error]
             finally:
                 await events.aclose()  # type: ignore[attr-defined]
-        await mailbox.put((number, None, found[0]))
+        await mailbox.put((number, None, outcome[0]))
 
-    tasks = [asyncio.create_task(work(number)) for number in range(len(effect.steps))]
+    tasks = [asyncio.create_task(run_branch(number)) for number in range(len(effect.steps))]
     running = len(tasks)
     try:
         while running:
@@ -128,7 +129,7 @@ async def together_async(
                 raise end
             outcomes[number] = end
     except BaseException:
-        _halt(world, effect)
+        _halt_agents(runtime, effect)
         raise
     finally:
         closing = True
@@ -138,11 +139,11 @@ async def together_async(
     box.append(outcomes)
 
 
-def _is_collected(effect: Together, error: BaseException) -> bool:
-    return effect.collects and isinstance(error, Exception) and is_of_the_agent(error)
+def _is_collected(effect: RunParallel, error: BaseException) -> bool:
+    return effect.collects_failures and isinstance(error, Exception) and is_agent_failure(error)
 
 
-def _halt(world: World, effect: Together) -> None:
-    """Nobody waits for those that are not over yet."""
+def _halt_agents(runtime: TurnRuntime, effect: RunParallel) -> None:
+    """Stop the agents of all branches that have not ended."""
     for path in effect.paths:
-        world.halt(path)
+        runtime.halt_agents(path)

@@ -1,4 +1,4 @@
-"""What a turn gives back."""
+"""The response of a turn, and the calls in it that wait for a person."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from holdfast.log.flow_paths import is_within
 from holdfast.log.messages import Message, ToolCall
 from holdfast.models.base import Usage
-from holdfast.turn.progress import Trail
-from holdfast.turn.work import Work
+from holdfast.turn.progress import AgentProgress, TurnProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +19,16 @@ class Pending:
     call_id: str
     name: str
     arguments: dict[str, Any] | str
-    payload: Any = None  # of an Interrupt
-    reason: str | None = None  # why it is asked, where that is not the tool's own wish
+    payload: Any = None  # payload of an Interrupt
+    reason: str | None = None  # why approval is needed, if not because the tool asks for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The answer to a question: `text`, or `output` where a shape was asked for; and what it took.
+    """The answer to a question: `text`, and `output` if a shape was required; with the usage of the turn.
 
-    `status` is "finished", or "waiting" when a person has to decide about the calls in `pending`. The fields of
-    `output` can be read here too: `response.category`.
+    `status` is "finished", or "waiting" if a person must decide about the calls in `pending` or the session was paused
+    (then `pending` is empty). The fields of `output` can be read here too: `response.category`.
     """
 
     text: str = ""
@@ -47,7 +46,7 @@ class Response:
         return self.text
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a field of the output
-        output = None if name.startswith("__") else self.output  # what copies and pickles look for is nobody's field
+        output = None if name.startswith("__") else self.output  # copy and pickle look for special names: no fields
         if isinstance(output, Mapping) and name in output:
             return output[name]
         if output is not None and hasattr(output, name):
@@ -56,46 +55,48 @@ class Response:
         raise AttributeError(f"a response has no {name!r}{where}")
 
 
-def response_of(trail: Trail, path: str = "") -> Response:
-    """The answer of a turn as far as it got; or of the agents at or inside of `path`."""
-    last = trail.last(path)
-    legs = [work for each, work in trail.in_order if is_within(each, path)]
-    at_work = [work for work in legs if not work.over]
-    calls = [call for work in at_work for call in work.unanswered if call.undecided]
-    texts = [_text(work.shown) for work in last]
-    if not any(texts) and last[0].left:  # it left the loop without a word: what stands is what was said before
-        texts = [_text([message for work in legs for message in work.shown])]
+def response_of(turn: TurnProgress, path: str = "") -> Response:
+    """Return the response of a turn up to now, or of the agents at or inside `path`."""
+    last = turn.last_agents(path)
+    agents = [progress for each, progress in turn.agents_in_order if is_within(each, path)]
+    open_agents = [progress for progress in agents if not progress.end_status]
+    calls = [call for progress in open_agents for call in progress.open_calls if call.awaits_decision]
+    texts = [_last_text(progress.visible_messages) for progress in last]
+    if not any(texts) and last[0].has_left_loop:  # it left the loop without a text: the last text before it counts
+        texts = [_last_text([message for progress in agents for message in progress.visible_messages])]
     first = last[0]
     used: dict[str, int] = {}
-    for work in legs:
-        for name, amount in work.usage.items():
+    for progress in agents:
+        for name, amount in progress.usage.items():
             used[name] = used.get(name, 0) + amount
-    is_over = not any(work.unanswered for work in at_work) and all(
-        work.answer is not None or work.left or work.over for work in last
+    is_over = not any(progress.open_calls for progress in open_agents) and all(
+        progress.answer is not None or progress.has_left_loop or progress.end_status for progress in last
     )
     return Response(
         text="\n\n".join(text for text in texts if text) if is_over else "",
-        output=_output(first, texts[0]) if len(last) == 1 and is_over else None,
-        tool_calls=[call for work in legs for message in work.shown for call in message.tool_calls],
+        output=_read_output(first, texts[0]) if len(last) == 1 and is_over else None,
+        tool_calls=[
+            call for progress in agents for message in progress.visible_messages for call in message.tool_calls
+        ],
         usage=Usage(**{name: used.get(name, 0) for name in Usage.__dataclass_fields__}),
-        steps=sum(work.steps for work in legs),
-        messages=[message for work in legs for message in work.shown],
+        steps=sum(progress.steps for progress in agents),
+        messages=[message for progress in agents for message in progress.visible_messages],
         status="finished" if is_over else "waiting",
         pending=[
             Pending(call_id=call.id, name=call.name, arguments=call.arguments, payload=call.payload, reason=call.reason)
             for call in calls
         ],
-        run_id=trail.run,
+        run_id=turn.run,
         stop_reason=last[-1].stop_reason,
     )
 
 
-def _output(work: Work, text: str) -> Any:  # noqa: ANN401 - what the shape says
-    if work.shape is None or not (work.answer is not None or work.left):
+def _read_output(progress: AgentProgress, text: str) -> Any:  # noqa: ANN401 - a value of the shape
+    if progress.shape is None or not (progress.answer is not None or progress.has_left_loop):
         return None
-    return work.shape.read(text)
+    return progress.shape.read_accepted(text)
 
 
-def _text(shown: list[Message]) -> str:
-    """The last thing that an agent said in words: one that leaves a loop may have said it before."""
-    return next((message.text for message in reversed(shown) if message.role == "assistant" and message.text), "")
+def _last_text(messages: list[Message]) -> str:
+    """Return the last text of an agent. An agent that leaves a loop may have given its text in an earlier message."""
+    return next((message.text for message in reversed(messages) if message.role == "assistant" and message.text), "")

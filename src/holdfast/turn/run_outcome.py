@@ -1,4 +1,4 @@
-"""What came of a run, read from the log: so anybody can tell, on any machine, whoever ran it."""
+"""The outcome of a run, read from the log. So any process on any machine can read it, not only the one that ran it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 from holdfast.errors import AgentError, TurnFailed
 from holdfast.log.events import MESSAGE_TYPES, Event
-from holdfast.log.view import TURN_ENDS, View, view_of
-from holdfast.models.provider_errors import redacted
+from holdfast.log.view import TURN_ENDS, View, decode_view
+from holdfast.models.provider_errors import redact_secrets
 from holdfast.schema.output import OutputShape
 from holdfast.stores.base import Log, Store
-from holdfast.stores.documents import message_of
-from holdfast.turn.progress import Trail
+from holdfast.stores.messages import message_of
+from holdfast.turn.progress import TurnProgress
 from holdfast.turn.response import Response, response_of
 
-OVER = frozenset(("finished", "failed", "cancelled", "interrupted"))
-_ENDS = {"turn.finished": "finished", "turn.failed": "failed", "turn.cancelled": "cancelled"}
+FINAL_STATUSES = frozenset(("finished", "failed", "cancelled", "interrupted"))
+_STATUS_OF_END = {"turn.finished": "finished", "turn.failed": "failed", "turn.cancelled": "cancelled"}
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How far a run is: queued, running, waiting, parked, finished, failed, cancelled or interrupted."""
+    """The status of a run (queued, running, waiting, parked, finished, failed, cancelled or interrupted), with its
+    response or error."""
 
     run_id: str
     status: str
@@ -30,78 +31,96 @@ class Outcome:
     created_at: int = 0
     started_at: int | None = None
     ended_at: int | None = None
-    error: dict[str, Any] | None = None  # code, text and details, of a run that failed
+    error: dict[str, Any] | None = None  # code, text, type and details of the error of a failed run
     response: Response | None = field(default=None, repr=False)
 
     @property
     def over(self) -> bool:
-        return self.status in OVER
+        return self.status in FINAL_STATUSES
 
 
-def read_trail(store: Store, log: Log, run: str, events: Iterable[Event]) -> Trail:
-    """The fold of a turn's events."""
-    trail = Trail(run)
+def read_turn_events(store: Store, log: Log, run: str, first: int, last: int) -> list[Event]:
+    """Return the events of one turn from its `turn.started` on, and before them the queued message that it answers.
+    Decisions about its calls are included, summaries that it wrote to make room are not."""
+    events = [Event(row) for row in store.read(log, first, last) if row.type != "summary.added"]
+    question = events[0].data.get("question") if events and events[0].type == "turn.started" else None
+    question_events = [] if not question else [store.event(log, question)]
+    return [*question_events, *(event for event in events if event.run == run or event.type == "approval.decided")]
+
+
+def read_turn_progress(store: Store, log: Log, run: str, events: Iterable[Event]) -> TurnProgress:
+    """Return the fold of a turn's events. Reads the messages from the store."""
+    turn = TurnProgress(run)
     for event in events:
         message = None
         if event.type in MESSAGE_TYPES:
             (row,) = store.read(log, event.seq, event.seq)
             message = message_of(store, log, row)
-        trail.take(event.type, event.data, event.branch, message)
-    return trail
+        turn.fold_event(event.type, event.data, event.branch, message)
+    return turn
 
 
 def outcome_of(store: Store, log: Log, run: str) -> Outcome | None:
-    """How far a run is, with its response once there is one; None if this session never had such a run."""
+    """Return the outcome of a run, with its response if it is finished or waiting; None if the session has no such
+    run."""
     admitted = store.lookup(log, "run/" + run)
-    first = _started(store, log, run) if admitted is None else admitted.seq
+    first = _find_start(store, log, run) if admitted is None else admitted.seq
     if first is None:
         return None
     head = store.head(log)
-    events = list(_own(store, log, run, first, head.head))
+    events = list(_read_run_events(store, log, run, first, head.head))
     if not events:
         return None
-    found = _told(run, events, view_of(head.view))
-    if found.status in ("finished", "waiting") and not any(event.erased for event in events):
-        trail = read_trail(store, log, run, events)
-        schema = trail.root.options.get("schema")
-        trail.root.shape = None if schema is None else OutputShape(schema)
-        found.response = response_of(trail)
-    return found
+    outcome = _fold_outcome(run, events, decode_view(head.view))
+    if outcome.status in ("finished", "waiting") and not any(event.erased for event in events):
+        turn = read_turn_progress(store, log, run, events)
+        schema = turn.root.options.get("schema")
+        turn.root.shape = None if schema is None else OutputShape.from_log(schema)
+        outcome.response = response_of(turn)
+    return outcome
 
 
 def error_data(error: BaseException, *, detached: bool = False) -> dict[str, Any]:
-    """An error as an event keeps it: no secrets, and nothing that is not text or a number. What nobody expected has a
-    text that is not ours: where others than its author read the log, it says only what it was."""
+    """Return an error as the data of an event: without secrets, and with text and numbers only.
+
+    The text of an unexpected error (no AgentError) may hold internals of the program. With `detached` readers of the
+    log are not its author, so the data names only the type of such an error.
+    """
     if detached and not isinstance(error, AgentError):
-        error = broken(error)
-    found: dict[str, Any] = {"code": "error", "text": redacted(clean(str(error))), "type": type(error).__name__}
+        error = hide_error(error)
+    data: dict[str, Any] = {
+        "code": "error",
+        "text": redact_secrets(sanitize_text(str(error))),
+        "type": type(error).__name__,
+    }
     if isinstance(error, AgentError):
-        found["code"] = error.code
-        details = {name: _safe(value) for name, value in error.details.items()}
+        data["code"] = error.code
+        details = {name: _redact_value(value) for name, value in error.details.items()}
         if details:
-            found["details"] = details
-    return found
+            data["details"] = details
+    return data
 
 
-def broken(error: BaseException) -> TurnFailed:
-    """What those who asked are told of a turn that broke."""
+def hide_error(error: BaseException) -> TurnFailed:
+    """Return the error that callers of a server get for an unexpected error in a turn: it names only the type."""
     return TurnFailed(f"the turn broke ({type(error).__name__}): the server's log says more")
 
 
-def _safe(value: Any) -> Any:  # noqa: ANN401 - text, a number, or a list of them
+def _redact_value(value: Any) -> Any:  # noqa: ANN401 - text, a number, or a list of them
     if isinstance(value, list):
-        return [_safe(each) for each in value]
-    return redacted(clean(value)) if isinstance(value, str) else value
+        return [_redact_value(each) for each in value]
+    return redact_secrets(sanitize_text(value)) if isinstance(value, str) else value
 
 
-def clean(text: str) -> str:
+def sanitize_text(text: str) -> str:
+    """Return the text as valid UTF-8, cut to 20,000 characters."""
     return text.encode(errors="replace").decode()[:20_000]
 
 
 def recent_runs(store: Store, log: Log, limit: int) -> list[Outcome]:
-    """The newest runs, newest first, without their responses."""
+    """Return up to `limit` of the newest runs, newest first, without their responses."""
     head = store.head(log)
-    view = view_of(head.view)
+    view = decode_view(head.view)
     begun = store.read(log, limit=limit * 2, types=["message.queued", "turn.started"], reverse=True)
     if not begun:
         return []
@@ -111,12 +130,12 @@ def recent_runs(store: Store, log: Log, limit: int) -> list[Outcome]:
         event = Event(row)
         if event.run is not None:
             runs.setdefault(event.run, []).append(event)
-    return [_told(run, events, view) for run, events in list(runs.items())[::-1][:limit]]
+    return [_fold_outcome(run, events, view) for run, events in list(runs.items())[::-1][:limit]]
 
 
-def _own(store: Store, log: Log, run: str, first: int, last: int) -> Iterator[Event]:
-    """The events of a run up to its end, decisions about it included."""
-    begun = False  # before that, decisions are about another turn
+def _read_run_events(store: Store, log: Log, run: str, first: int, last: int) -> Iterator[Event]:
+    """Yield the events of a run up to its end, decisions about its calls included."""
+    begun = False  # before the run begins, decisions are about another turn
     for row in store.walk(log, first, last):
         if row.type == "summary.added":
             continue
@@ -128,8 +147,8 @@ def _own(store: Store, log: Log, run: str, first: int, last: int) -> Iterator[Ev
                 return
 
 
-def _started(store: Store, log: Log, run: str) -> int | None:
-    """Where a turn that was never queued began."""
+def _find_start(store: Store, log: Log, run: str) -> int | None:
+    """Return the seq of the `turn.started` of a run that was never queued; None if there is none."""
     last = store.head(log).head
     while rows := store.read(log, 1, last, limit=100, types=["turn.started"], reverse=True):
         for row in rows:
@@ -139,23 +158,23 @@ def _started(store: Store, log: Log, run: str) -> int | None:
     return None
 
 
-def _told(run: str, events: list[Event], view: View) -> Outcome:
-    found = Outcome(run_id=run, status="queued", created_at=events[0].at)
+def _fold_outcome(run: str, events: list[Event], view: View) -> Outcome:
+    outcome = Outcome(run_id=run, status="queued", created_at=events[0].at)
     for event in events:
         if event.type == "message.queued":
-            found.agent = event.data.get("agent")
+            outcome.agent = event.data.get("agent")
         elif event.type in ("turn.started", "turn.resumed"):
-            found.status = "running"
-            found.started_at = found.started_at or event.at
-            found.agent = found.agent or event.data.get("agent")
+            outcome.status = "running"
+            outcome.started_at = outcome.started_at or event.at
+            outcome.agent = outcome.agent or event.data.get("agent")
         elif event.type == "turn.waiting":
-            found.status = "waiting"
+            outcome.status = "waiting"
         elif event.type in TURN_ENDS:
-            found.status, found.ended_at = _ENDS.get(event.type, "interrupted"), event.at
-            found.error = event.data.get("error")
+            outcome.status, outcome.ended_at = _STATUS_OF_END.get(event.type, "interrupted"), event.at
+            outcome.error = event.data.get("error")
         elif event.type == "run.dropped":
-            found.error = event.data.get("error")
-            found.status, found.ended_at = "failed" if found.error else "cancelled", event.at
+            outcome.error = event.data.get("error")
+            outcome.status, outcome.ended_at = "failed" if outcome.error else "cancelled", event.at
     if view.turn is not None and view.turn.run == run and view.turn.parked:
-        found.status = "parked"
-    return found
+        outcome.status = "parked"
+    return outcome

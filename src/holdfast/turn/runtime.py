@@ -1,64 +1,58 @@
-"""What a turn acts on: the log with its lease, and the agents that take part. Both drivers share what does not wait."""
+"""The runtime of one turn: its log under a lease, its budget and its agents. Shared by both drivers."""
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from holdfast.clock import crashpoint
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import (
     AgentError,
-    ApprovalPending,
+    AlreadyAdmitted,
     BudgetExceeded,
-    InvalidArgument,
-    LifecycleError,
-    SessionBusy,
     StaleEpoch,
     StoreError,
     TurnCancelled,
-    TurnOpen,
-    TurnParked,
 )
-from holdfast.log.events import Draft, Event, to_datetime
+from holdfast.log.events import Draft
 from holdfast.log.flow_paths import is_within
 from holdfast.log.messages import Message
-from holdfast.log.view import MOVES, View, cut, view_of
-from holdfast.plan import Plan, Settings, first_agent
+from holdfast.log.times import to_datetime
+from holdfast.log.view import View, decode_view
+from holdfast.plan import AgentSpec, Plan, first_agent
 from holdfast.policy.budget import Budget
-from holdfast.prompt.history_window import own_events
-from holdfast.prompt.prompt import correction
+from holdfast.prompt.session_cache import TurnSession
 from holdfast.schema.output import OutputShape
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store
-from holdfast.stores.documents import message_draft
-from holdfast.stores.lease import Claim, holder, lease_seconds
+from holdfast.stores.lease import Claim, encode_holder, lease_seconds
 from holdfast.stores.lease_renewal import Renewal
-from holdfast.tools.tool import METER
-from holdfast.turn.agent_loop import Rules, loose_calls, not_run, renamed, settlement
-from holdfast.turn.agent_runtime import Leg
-from holdfast.turn.effects import Enter, Settle, Steps
-from holdfast.turn.flow_loop import refuse_shape, turn
-from holdfast.turn.progress import Trail
+from holdfast.tools.tool import CALLER_BUDGET
+from holdfast.turn.agent_loop import (
+    AgentRules,
+    draft_not_run_results,
+    draft_unknown_results,
+    rename_used_call_ids,
+)
+from holdfast.turn.agent_runtime import AgentRuntime
+from holdfast.turn.effects import PrepareAgent, Steps, StopAgents
+from holdfast.turn.flow_loop import flow_loop
+from holdfast.turn.progress import AgentProgress, TurnProgress
 from holdfast.turn.response import Response, response_of
-from holdfast.turn.run_outcome import clean, error_data, read_trail
-from holdfast.turn.sent_context import Context, parts_of
-from holdfast.turn.work import Work
+from holdfast.turn.run_outcome import error_data, read_turn_events, read_turn_progress, sanitize_text
+from holdfast.turn.turn_state import TurnState
 
-LARGE = ("tool.returned", "model.called")  # which may bring bytes, and then are never carried from agent to agent
-DECIDING = 600.0  # seconds for a condition or a strategy
-MAX_ATTEMPTS = 5  # to finish a turn whose process ended each time
-
-
-class AskedBefore(AgentError):
-    """The key of a message has admitted it before: nothing was begun."""
+# Event types that may have blobs. Such events never wait for the next agent's append, so they are not remembered here.
+LARGE_TYPES = ("tool.returned", "model.called")
+USER_FUNCTION_SECONDS = 600.0  # time limit of a user's function, such as the condition of a loop
 
 
-class World:
-    """One turn's access to everything. Made by `open_with` or `reopen`; used by one driver; over with the turn."""
+class TurnRuntime:
+    """The log under its lease, the budget and the agents of one turn. `start.py` starts it, one driver uses it, and it
+    ends with the turn."""
 
     def __init__(
         self,
@@ -66,598 +60,426 @@ class World:
         log: Log,
         plan: Plan,
         *,
-        session: object,
-        temp: dict[str, Any],
+        session: TurnSession,
         shape: OutputShape | None = None,
         options: Mapping[str, Any] | None = None,
         run: str | None = None,
-        stage: Callable[[str, Settings], Settings] | None = None,
+        substitute: Callable[[str, AgentSpec], AgentSpec] | None = None,
     ) -> None:
-        self.stage = stage  # makes an agent one that only plays its part
-        self.store, self.log, self.plan, self.session, self.temp = store, log, plan, session, temp
-        self.shape = shape
-        self.given = dict(options or {})  # whoever answers
-        self.trail = Trail(run or store.ids.new())
-        self.legs: dict[str, Leg] = {}
+        self.store, self.log, self.plan, self.session, self.cache = store, log, plan, session, session.cache
+        self.shape = shape  # shape of the answer that the caller asked for
+        self.turn_options = dict(options or {})  # options of this turn, for all its agents
+        self.substitute = substitute  # replay only: replaces an agent's model and tools by recorded ones
+        self.progress = TurnProgress(run or store.clock.new_id())
+        self.agents: dict[str, AgentRuntime] = {}
         self.state = TurnState(self)
         self.epoch = 0
-        self.at = 0  # the last event of this turn's last append
-        self.stopped = False  # somebody asked for its end
-        self.detached = False  # nobody but the log waits for it
-        self.renewal: Renewal | None = None
-        self.more = True  # something may be queued
-        self.retained = False  # the session has a retention, which may ask for pruning after the turn
-        self._once: str | None = None
-        self._lock = threading.RLock()  # agents that work at the same time write one after the other
+        self.last_seq = 0  # seq of the last event of this turn's last append
+        self.is_stop_requested = False  # `stop` was called
+        self.is_detached = False  # a worker runs the turn, and the caller reads its outcome from the log
+        self.renewal: Renewal | None = None  # None before the first append, which takes the lease
+        self.may_have_queued = True  # runs may be queued in the session
+        self.has_retention = False  # the session has a retention, which may ask for pruning after the turn
+        self.once_key: str | None = None  # idempotency key of the first append
+        self._lock = threading.RLock()  # parallel agents append one after the other
         self._is_over = False
-        self._stopped: list[str] = []  # places where nobody may write any more
-        self._kept: list[Draft] = []  # what was appended, so that nothing is twice and nothing is lost
-        self._usage_before: dict[str, int] = {}
-        self._turns_before = 0
+        self._halted_paths: list[str] = []  # paths whose agents may not append any more
+        self._appended_drafts: list[Draft] = []  # appended events, so that `stop_agents` neither repeats nor loses one
+        self._usage_before: dict[str, int] = {}  # usage of the session before this turn
+        self._turns_before = 0  # turns of the session before this one
         self._budget: Budget | None = None
-        self._call_ids: set[str] = set()  # that were given in this process
-        self._called: dict[str, Mapping[str, int]] = {}  # call -> what the agent that it called has used so far
-        self._caller = METER.get()  # of the call that this turn is the work of
-        self._began = store.ids.elapsed()
-        self._contexts: set[str] = getattr(session, "_contexts", set())  # prompts that the log is known to hold
+        self._call_ids: set[str] = set()  # call ids assigned in this process
+        self._usage_by_call: dict[str, Mapping[str, int]] = {}  # call id -> usage of the agent that runs as that tool
+        self._caller_budget = CALLER_BUDGET.get()  # reports usage to the calling turn, if this turn runs as a tool
+        self._start_time = store.clock.monotonic()
 
     @property
     def run(self) -> str:
-        return self.trail.run
+        return self.progress.run
 
-    # -- beginning -------------------------------------------------------------------------------------------------
+    # -- starting: used by `start.py` ------------------------------------------------------------------------------
 
-    def open_with(
-        self,
-        message: Message,
-        metadata: Mapping[str, Any] | None,
-        queued: Event | None = None,
-        admitting: Draft | None = None,
-        once: str | None = None,
-        head: Head | None = None,
-    ) -> list[Draft] | None:
-        """Get ready to ask `message`: the events of the first append, which also takes the lease; None if somebody else
-        is at work. A turn that a crash left behind is settled first. `queued` is the event that brought the message,
-        if it is in the log already; `admitting` brings it in the same append, if nothing else is to be run before."""
-        head = head or self.store.head(self.log)
-        view = view_of(head.view)
-        self._refuse(view)
-        if queued is not None and not any(seq == queued.seq for _, seq in view.queue):
-            raise TurnCancelled  # taken from the queue meanwhile, or run by somebody else
-        if admitting is not None:
-            if view.turn is not None or view.queue:
-                return None
-            self._once = once
-        settled: list[Draft] = []
-        if view.turn is not None:
-            lease = self.store.lease(self.log)
-            if lease is not None and lease.alive:
-                return None
-            cut_off = self._trail_of(view, head)
-            settled = settlement(cut_off.run, cut_off.legs.values())
-        self.plan = self._for(view.active)
-        if self.shape is not None:
-            refuse_shape(self.plan)
-        started: dict[str, Any] = {"agent": self.plan.name, "options": self._stored_options()}
-        if metadata:
-            started["metadata"] = dict(metadata)
-        begun = Draft(type="turn.started", run=self.run, data=started)
-        if admitting is not None:
-            question, asked = admitting, [admitting, begun]
-            started["question"] = head.head + 1
-        elif queued is not None:
-            question, asked = Draft(type=queued.type, data=queued.data), [begun]
-            started["question"] = queued.seq
-        else:
-            question = message_draft(message, self.store.limits, run=self.run)
-            asked = [begun, question]
-        self._prepare(head, view, message)
-        if settled:  # what was settled is history now: read it as the next turn will see it
-            self._claim(settled, head)
-            try:
-                head = self.store.head(self.log)
-                self._prepare(head, view_of(head.view), message)
-            except BaseException:
-                self.give_back()
-                raise
-        message = copy.copy(message)
-        self.trail.take("turn.started", started, None)
-        self.trail.take(question.type, question.data, None, message)
-        self.trail.root.fresh.append((question, message))
-        if settled:
-            try:
-                self.record(asked, "", last=False)
-            except BaseException:
-                self.give_back()
-                raise
-            return []
-        return asked
-
-    def reopen(self) -> bool:
-        """Take up the unfinished turn; False if there is none. Raises if it waits for a person, or is parked."""
-        head = self.store.head(self.log)
-        view = view_of(head.view)
-        turn = view.turn
-        if turn is None:
-            return False
-        if view.life != "live":
-            raise LifecycleError("resume a turn of", status=view.status, legal=MOVES[view.status])
-        if turn.pending:
-            raise ApprovalPending(self.log.id, sorted(turn.pending))
-        lease = self.store.lease(self.log)
-        if lease is not None and lease.alive:
-            raise SessionBusy(self.log.id, retry_after=lease.remaining)  # somebody is at work on it: it may yet succeed
-        if turn.parked or turn.attempts >= MAX_ATTEMPTS:
-            self._park(view, head)
-        self.trail = self._trail_of(view, head)
-        self.plan = self._for(self.trail.root.name)  # whoever was asked, whoever has the conversation now
-        self._refuse_other()
-        options = self.trail.root.options
-        own = self.plan.options if isinstance(self.plan, Settings) else {}
-        self.given |= {name: value for name, value in options.items() if name != "schema" and own.get(name) != value}
-        if self.shape is None and "schema" in options and not _is_own(self.plan, options["schema"]):
-            self.shape = OutputShape(options["schema"])
-        self._prepare(head, view, self.trail.question)
-        for name, amount in self.trail.usage.items():  # the view has counted it already
-            self._usage_before[name] = self._usage_before.get(name, 0) - amount
-        drafts = [Draft(type="turn.resumed", run=turn.run)]
-        for work in self.trail.legs.values():
-            if work.asking:  # whoever watched saw a part of a reply that never came to be
-                drafts.insert(0, Draft(type="model.interrupted", run=turn.run, branch=work.branch))
-        self._claim(drafts, head)
-        return True
-
-    def _for(self, name: str | None) -> Plan:
-        """Who answers in a conversation that is somebody's: that one, if it can be got to from here by handoffs."""
-        plan = self.plan
-        if name is None or name == plan.name or not isinstance(plan, Settings) or plan.member is None:
-            return plan
-        found = plan.member(name)
-        if isinstance(found, Settings) and found.budget is None:
-            found = replace(found, budget=plan.budget)
-        return found or plan
-
-    def _refuse_other(self) -> None:
-        """A turn of several can only be gone on with by those several."""
-        flow = any(path and not path.startswith("+") for path in self.trail.legs)
-        alone = any(message.role == "assistant" for message in self.trail.root.own)
-        whose = f"this turn is the work of {self.trail.root.name!r}"
-        if flow and isinstance(self.plan, Settings):
-            raise InvalidArgument(f"{whose}, which is a flow: go on with it by resume(agent=that_flow)")
-        if alone and not isinstance(self.plan, Settings):
-            raise InvalidArgument(f"{whose}, which is one agent: go on with it by resume(agent=that_agent)")
-
-    def _park(self, view: View, head: Head) -> None:
-        turn = view.turn
-        assert turn is not None
-        if not turn.parked:
-            self.store.append(self.log, [Draft(type="turn.parked", run=turn.run)], expected=head.head)
-        raise TurnParked(self.log.id, turn.attempts)
-
-    def _refuse(self, view: View) -> None:
-        if view.life != "live":
-            raise LifecycleError("run", status=view.status, legal=MOVES[view.status])
-        if view.turn is not None and view.turn.waiting and not view.turn.parked:
-            if view.turn.pending:
-                raise ApprovalPending(self.log.id, sorted(view.turn.pending))
-            raise TurnOpen("run")  # decided, or paused and reopened: it only needs to be resumed
-
-    def _claim(self, drafts: Sequence[Draft], head: Head | None) -> None:
+    def claim_lease(self, drafts: Sequence[Draft], head: Head | None) -> None:
+        """Take the lease in the same append as `drafts`, and start to renew it. Raises AlreadyAdmitted if the append
+        repeats an idempotency key."""
         seconds = lease_seconds()
-        since = self.store.ids.elapsed()
-        claim = Claim(holder=holder(self.run), seconds=seconds)
+        since = self.store.clock.monotonic()
+        claim = Claim(holder=encode_holder(self.run), seconds=seconds)
         expected = None if head is None else head.head
-        done = self.store.append(self.log, drafts, once=self._once, claim=claim, expected=expected)
+        done = self.store.append(self.log, drafts, once=self.once_key, claim=claim, expected=expected)
         if done.repeated:
-            raise AskedBefore
-        self._number(drafts, done.first, done.at)
-        self.epoch, self.at = done.epoch, done.last
+            raise AlreadyAdmitted
+        self._number_messages(drafts, done.first, done.at)
+        self.epoch, self.last_seq = done.epoch, done.last
         self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since)
         self.renewal.__enter__()
 
-    def _trail_of(self, view: View, head: Head) -> Trail:
-        """The fold of the open turn's events."""
+    def read_progress(self, view: View, head: Head) -> TurnProgress:
+        """Return the fold of the open turn's events."""
         turn = view.turn
         assert turn is not None
-        events = own_events(self.store, self.log, turn.run, turn.first, head.head)
-        return read_trail(self.store, self.log, turn.run, events)
+        events = read_turn_events(self.store, self.log, turn.run, turn.first, head.head)
+        return read_turn_progress(self.store, self.log, turn.run, events)
 
-    def _prepare(self, head: Head, view: View, question: Message | None) -> None:
-        """Read what holds for the whole turn; and the prompt of its agent, if it has one: what cannot even be asked is
-        refused before anything is stored."""
+    def prepare(self, head: Head, view: View, question: Message | None) -> None:
+        """Read the budget, the usage and the view for the whole turn. If one agent answers, read its prompt too, so
+        that a question that cannot be asked is refused before anything is stored."""
+        self._usage_before, self._turns_before = dict(view.usage), view.turns
+        session_budget = self.store.value(self.log, "budget")
+        agent_budget = self.plan.budget if isinstance(self.plan, AgentSpec) else None
+        self._budget = agent_budget if session_budget is None else Budget.of(session_budget)
+        self._set_view(head, view, question)
+        if isinstance(self.plan, AgentSpec):
+            self._add_agent(self._root_effect(self.plan))
+
+    def prepare_first_agent(self, head: Head, view: View, question: Message | None) -> AgentRuntime:
+        """Read only the prompt of the agent that runs first, to preview it without a turn."""
+        self._set_view(head, view, question)
+        return self._add_agent(self._root_effect(first_agent(self.plan)))
+
+    def _set_view(self, head: Head, view: View, question: Message | None) -> None:
         self._head, self._view = head, view
         self._question = "" if question is None else question.text
-        self._usage_before, self._turns_before = dict(view.usage), view.turns
-        found = self.store.value(self.log, "budget")
-        own = self.plan.budget if isinstance(self.plan, Settings) else None
-        self._budget = own if found is None else Budget.of(found)
-        if isinstance(self.plan, Settings):
-            self._ready(self._root_of(self.plan))
 
-    def _root_of(self, settings: Settings) -> Enter:
-        """The one agent of a turn that has one."""
-        return Enter(
-            settings=settings,
+    def _root_effect(self, spec: AgentSpec) -> PrepareAgent:
+        return PrepareAgent(
+            spec=spec,
             path="",
             branches=(),
-            shape=self.shape or settings.shape,
+            shape=self.shape or spec.shape,
             in_loop=False,
             aside=False,
             drafts=[],
-            before="",
+            drafts_path="",
         )
 
-    def _ready(self, entered: Enter) -> Leg:
-        if self.stage is not None:
-            entered = replace(entered, settings=self.stage(entered.path, entered.settings))
-        leg = Leg(self, entered)
-        leg.prompt.read(self._head, self._view, self.temp, self.trail.seen_by(entered.path), self._question)
-        self.legs[entered.path] = leg
-        return leg
-
-    def _stored_options(self) -> dict[str, Any]:
-        own = self.plan if isinstance(self.plan, Settings) else None
-        found = {**(own.options if own else {}), **self.given}
-        found = {name: value for name, value in found.items() if value is not None}
-        shape = self.shape or (own.shape if own else None)
-        return found if shape is None else found | {"schema": shape.schema}
-
-    def preview(self) -> Context:
-        """What the model would be sent now, without the next question; the open turn's messages, if there is one."""
-        head = self.store.head(self.log)
-        view = view_of(head.view)
-        if view.turn is not None:
-            self.trail = self._trail_of(view, head)
-            self.plan = self._for(self.trail.root.name)
-        else:
-            self.plan = self._for(view.active)
-        self._head, self._view, self._question = head, view, ""
-        if self.trail.question is not None:
-            self._question = self.trail.question.text
-        leg = self._ready(self._root_of(first_agent(self.plan)))
-        prompt, model = leg.prompt, leg.settings.model
-        prompt.fit(leg.work)
-        visible = self.store.count(self.log, cut(view.visible, head.head))
-        messages = prompt.messages(leg.work, is_asked=self.trail.question is not None)
-        parts = parts_of(prompt.pieces, prompt.tools, messages)
-        estimated = sum(part.tokens for part in parts)
-        return Context(
-            parts=parts,
-            tokens=round(estimated * correction(view.measured)),
-            estimated=estimated,
-            reported=None,
-            window=model.context_window,
-            model=f"{model.provider}:{model.name}",
-            left_out=visible - prompt.history_length,
+    def _add_agent(self, effect: PrepareAgent) -> AgentRuntime:
+        if self.substitute is not None:
+            effect = replace(effect, spec=self.substitute(effect.path, effect.spec))
+        agent = AgentRuntime(self, effect)
+        agent.prompt.read(
+            self._head, self._view, self.cache.temp, self.progress.messages_seen_by(effect.path), self._question
         )
+        self.agents[effect.path] = agent
+        return agent
 
-    # -- what the loop asks for ------------------------------------------------------------------------------------
+    def discount_usage(self, usage: Mapping[str, int]) -> None:
+        """Subtract what this turn used before it was resumed: the view has counted it already."""
+        for name, amount in usage.items():
+            self._usage_before[name] = self._usage_before.get(name, 0) - amount
+
+    # -- effects of the loop ---------------------------------------------------------------------------------------
 
     def steps(self, opening: list[Draft]) -> Steps:
-        """The turn, as something that a driver performs."""
+        """Return the loop of the turn, for a driver to perform."""
         owner = self._view.active
-        return turn(self.plan, self.trail, opening, owner=owner, shape=self.shape, ended=self._finished)
+        return flow_loop(
+            self.plan, self.progress, opening, owner=owner, shape=self.shape, draft_finished=self._draft_turn_finished
+        )
 
-    def _finished(self) -> Draft:
-        data = {"usage": {"milliseconds": self._elapsed()}}
-        author = self.trail.last()[-1].name if isinstance(self.plan, Settings) else self.plan.name
+    def _draft_turn_finished(self) -> Draft:
+        data = {"usage": {"milliseconds": self._milliseconds_used()}}
+        author = self.progress.last_agents()[-1].name if isinstance(self.plan, AgentSpec) else self.plan.name
         return Draft(type="turn.finished", run=self.run, author=author, data=data)
 
-    def enter(self, entered: Enter) -> tuple[Rules, list[Draft]]:
-        """Get an agent ready; what those before it left is stored first. Before the first append there is no lease, and
-        what is to be appended waits for it."""
-        drafts = entered.drafts
-        if self._is_stopped(entered.path):
+    def prepare_agent(self, effect: PrepareAgent) -> tuple[AgentRules, list[Draft]]:
+        """Prepare an agent and return its rules, with the events that are still to be appended. The events of the
+        agents before it are stored first; before the first append there is no lease, so they wait for it."""
+        drafts = effect.drafts
+        if self._is_halted(effect.path):
             raise TurnCancelled
         if drafts and self.renewal is not None:
-            self.record(drafts, entered.before, last=False)
+            self.append_events(drafts, effect.drafts_path, last=False)
             drafts = []
-        leg = self.legs.get(entered.path) or self._ready(entered)
-        return leg.rules(), drafts
+        agent = self.agents.get(effect.path) or self._add_agent(effect)
+        return agent.build_rules(), drafts
 
-    def is_ready(self, entered: Enter) -> bool:
-        """Whether `enter` has nothing to read or write."""
-        return entered.path in self.legs and not (entered.drafts and self.renewal is not None)
+    def is_ready(self, effect: PrepareAgent) -> bool:
+        """Whether `prepare_agent` has nothing to read or write."""
+        return effect.path in self.agents and not (effect.drafts and self.renewal is not None)
 
-    def record(self, drafts: Sequence[Draft], path: str, *, last: bool) -> None:
-        """Append events of this turn; the first append takes the lease."""
+    def append_events(self, drafts: Sequence[Draft], path: str, *, last: bool) -> None:
+        """Append events of this turn. The first append takes the lease, the last one releases it. Raises TurnCancelled
+        if the turn is over or the agent at `path` was stopped."""
         crashpoint("before record")
-        leg = self.legs.get(path)
+        agent = self.agents.get(path)
         with self._lock:
-            if self._is_over or self._is_stopped(path):
-                raise TurnCancelled  # nobody waits for what is done at the same time any more
-            branch = None if leg is None else leg.work.branch
+            if self._is_over or self._is_halted(path):
+                raise TurnCancelled  # another agent failed or ended the turn: the work of this agent is not needed
+            branch = None if agent is None else agent.progress.branch
             stamped = [
                 draft if branch is None or draft.branch is not None else replace(draft, branch=branch)
                 for draft in drafts
             ]
             if self.renewal is None:
-                self._claim(stamped, self._head)
+                self.claim_lease(stamped, self._head)
             else:
-                if leg is not None and len(self.legs) == 1:
-                    self.renewal.allow(None)  # while it writes, nobody waits for an effect
+                if agent is not None and len(self.agents) == 1:
+                    self.renewal.begin_effect(None)  # the only agent appends: no effect runs that needs a time limit
                 done = self.store.append(self.log, stamped, epoch=self.epoch, release=last)
                 self._limit_effects()
-                self.retained, self.at, self.more = done.retained, done.last, done.queued
-                self._number(drafts, done.first, done.at)
-            self._kept += [draft for draft in drafts if not draft.blobs or draft.type not in LARGE]
-            self._contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}  # stored now
-            if leg is not None and any(draft.type == "model.replied" for draft in drafts):
-                leg.is_asking = False
+                self.has_retention, self.last_seq, self.may_have_queued = (
+                    done.has_retention,
+                    done.last,
+                    done.has_queued_runs,
+                )
+                self._number_messages(drafts, done.first, done.at)
+            self._appended_drafts += [draft for draft in drafts if not draft.blobs or draft.type not in LARGE_TYPES]
+            self.cache.stored_contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}
+            if agent is not None and any(draft.type == "model.replied" for draft in drafts):
+                agent.is_calling_model = False
             self._is_over = last
-        if leg is not None:
-            leg.left = []
-            leg.work.fresh = [(draft, message) for draft, message in leg.work.fresh if message.seq is None]
+        if agent is not None:
+            agent.unstored_results = []
+            agent.progress.unstored_messages = [
+                (draft, message) for draft, message in agent.progress.unstored_messages if message.seq is None
+            ]
         if last:
             self.close()
         crashpoint("after record")
 
-    def proceed(self, drafts: list[Draft], called: Draft, path: str) -> bool:
-        """Record what there is and that the model is called; False, and nothing done, if the session was paused."""
-        leg = self.legs[path]
-        leg.refuse_stopped()
+    def begin_model_call(self, drafts: list[Draft], called: Draft, path: str) -> bool:
+        """Append `drafts` and `called`, the `model.called` event. Returns False, and appends nothing, if the session is
+        paused. Raises BudgetExceeded if the budget is used up. May compact the view first."""
+        agent = self.agents[path]
+        agent.refuse_stopped()
         try:
-            with self._lock:  # two at the same time must not both have the last call
+            with self._lock:  # of two parallel agents only one may take the last call of the budget
                 self._check_budget()
-                leg.is_asking = True
+                agent.is_calling_model = True
         except BudgetExceeded:
             if drafts and self.renewal is not None:
-                self.record(drafts, path, last=False)  # what the tools did is not lost with the budget
+                self.append_events(drafts, path, last=False)  # the results of the tools must not be lost
             raise
-        if self.renewal is not None and view_of(self.store.head(self.log).view).life != "live":
+        if self.renewal is not None and decode_view(self.store.head(self.log).view).lifecycle != "live":
             return False  # before the first append there is nothing to pause
-        if leg.prompt.wants_room:
-            self.record(drafts, path, last=False)
-            leg.prompt.apply_policy(self.run, self.epoch)
-            drafts, called = [], leg.model_called(leg.work)
-        self.record([*drafts, called], path, last=False)
+        if agent.prompt.needs_compaction:
+            self.append_events(drafts, path, last=False)
+            agent.prompt.compact(self.run, self.epoch)
+            drafts, called = [], agent.draft_model_call(agent.progress)
+        self.append_events([*drafts, called], path, last=False)
         return True
 
-    def renamed(self, message: Message) -> Message:
-        """A reply whose calls have ids that no other call of the turn has, whoever replies at the same time."""
+    def assign_call_ids(self, message: Message) -> Message:
+        """Return the reply with call ids that no other call of the turn has, also if parallel agents reply at the same
+        time."""
         with self._lock:
-            found = renamed(message, self._call_ids | self.trail.call_ids)
-            self._call_ids |= {call.id for call in found.tool_calls}
-            return found
+            renamed = rename_used_call_ids(message, self._call_ids | self.progress.call_ids)
+            self._call_ids |= {call.id for call in renamed.tool_calls}
+            return renamed
 
-    def meter(self, call: str, used: Mapping[str, int]) -> None:
-        """An agent that was called as a tool has used this much so far: its budget is inside of this turn's."""
+    def meter_call(self, call: str, used: Mapping[str, int]) -> None:
+        """Take the usage so far of an agent that runs as the tool of `call`. It counts against this turn's budget:
+        raises BudgetExceeded if that is used up."""
         with self._lock:
-            self._called[call] = dict(used)
+            self._usage_by_call[call] = dict(used)
             self._check_budget()
-            self._called[call] = {**used, "steps": used.get("steps", 0) + 1}  # the one that it is about to take
+            self._usage_by_call[call] = {**used, "steps": used.get("steps", 0) + 1}  # with the step that begins now
 
     def _check_budget(self) -> None:
-        if self._budget is None and self._caller is None:
+        if self._budget is None and self._caller_budget is None:
             return
         usage = dict(self._usage_before)
-        open_calls = {call.id for work in list(self.trail.legs.values()) for call in list(work.unanswered)}
-        under_way = sum(leg.is_asking and not leg.halted for leg in list(self.legs.values()))
-        used = [self.trail.usage, {"steps": under_way}]
-        for each in [*used, *(each for call, each in self._called.items() if call in open_calls)]:
+        open_calls = {call.id for progress in list(self.progress.agents.values()) for call in list(progress.open_calls)}
+        under_way = sum(agent.is_calling_model and not agent.is_halted for agent in list(self.agents.values()))
+        used = [self.progress.usage, {"steps": under_way}]
+        for each in [*used, *(each for call, each in self._usage_by_call.items() if call in open_calls)]:
             for name, amount in each.items():
                 usage[name] = usage.get(name, 0) + amount
-        if self._caller is not None:
-            self._caller({name: amount for name, amount in usage.items() if name != "milliseconds"})
+        if self._caller_budget is not None:
+            self._caller_budget({name: amount for name, amount in usage.items() if name != "milliseconds"})
         if self._budget is not None:
-            usage["milliseconds"] = usage.get("milliseconds", 0) + self._elapsed()
+            usage["milliseconds"] = usage.get("milliseconds", 0) + self._milliseconds_used()
             self._budget.check(usage=usage, turns=self._turns_before)
 
-    def settle(self, effect: Settle) -> list[Draft]:
-        """Stop the agents at a place that failed: the events that say what they did, and that they are over."""
-        error = error_data(effect.error, detached=self.detached)
-        kept = {id(draft) for draft in self._kept}
-        carried = [draft for draft in effect.carry if id(draft) not in kept]
+    def stop_agents(self, effect: StopAgents) -> list[Draft]:
+        """Stop the agents at and inside a path that failed. Returns the events to append: unstored events that were
+        passed to them, their results, and `agent.failed` for each."""
+        error = error_data(effect.error, detached=self.is_detached)
+        appended = {id(draft) for draft in self._appended_drafts}
+        carried = [draft for draft in effect.unstored_drafts if id(draft) not in appended]
         drafts: list[Draft] = []
-        with self._lock:  # none of them writes any more
-            self.halt(effect.path)
+        with self._lock:  # none of these agents appends any more
+            self.halt_agents(effect.path)
             self._forget_unstored(effect.path)
-            for path, work in list(self.trail.legs.items()):
-                if path and is_within(path, effect.path) and not work.over:
-                    drafts += self._broken_off(path, work)
-                    drafts += not_run(work)
-                    drafts += self._failed(path, effect, error)
-        return [*carried, *(drafts or self._failed(effect.path, effect, error))]
+            for path, progress in list(self.progress.agents.items()):
+                if path and is_within(path, effect.path) and not progress.end_status:
+                    drafts += self._draft_unstored_work(path, progress)
+                    drafts += draft_not_run_results(progress)
+                    drafts += self._draft_agent_failed(path, effect, error)
+        return [*carried, *(drafts or self._draft_agent_failed(effect.path, effect, error))]
 
-    def halt(self, path: str) -> None:
-        """Nobody waits for whoever is at `path` or inside of it."""
-        self._stopped.append(path)
-        for each, leg in list(self.legs.items()):
-            if is_within(each, path) and not leg.work.over:
-                leg.stop()
+    def halt_agents(self, path: str) -> None:
+        """Stop the agents at `path` and inside it, and refuse their later appends."""
+        self._halted_paths.append(path)
+        for each, agent in list(self.agents.items()):
+            if is_within(each, path) and not agent.progress.end_status:
+                agent.stop()
 
-    def _is_stopped(self, path: str) -> bool:
-        return any(is_within(path, each) for each in self._stopped)
+    def _is_halted(self, path: str) -> bool:
+        return any(is_within(path, each) for each in self._halted_paths)
 
     def _forget_unstored(self, path: str) -> None:
-        """Know of agents that were stopped at any point only what the log knows: one may have been about to write."""
-        if self.renewal is None or not any(leg.work.branches for leg in self.legs.values()):
-            return  # one after the other: whoever failed was not about to do anything
+        """Rebuild the progress of stopped parallel agents from the log; their in-memory progress may hold events that
+        were never stored."""
+        if self.renewal is None or not any(agent.progress.branches for agent in self.agents.values()):
+            return  # no agents ran in parallel: the one that failed was not in the middle of an append
         head = self.store.head(self.log)
-        known = self._trail_of(view_of(head.view), head)
-        for each, leg in list(self.legs.items()):
-            if each and is_within(each, path) and not leg.work.over and each in known.legs:
-                found = known.legs[each]
-                found.shape, self.trail.legs[each], leg.work = leg.shape, found, found
+        stored = self.read_progress(decode_view(head.view), head)
+        for each, agent in list(self.agents.items()):
+            if each and is_within(each, path) and not agent.progress.end_status and each in stored.agents:
+                progress = stored.agents[each]
+                progress.shape, self.progress.agents[each], agent.progress = agent.shape, progress, progress
 
-    def _broken_off(self, path: str, work: Work) -> list[Draft]:
-        """What an agent did and had no time to store, and calls of it that nobody knows the outcome of."""
-        leg = self.legs.get(path)
-        left = [] if leg is None else leg.left
-        for draft in left:
-            if draft.type == "tool.returned" and draft.data["call_id"] in work.calls:
-                work.calls[draft.data["call_id"]].answered = True
-        if leg is not None:
-            leg.left = []
-        stamped = [draft if work.branch is None else replace(draft, branch=work.branch) for draft in left]
-        return [*stamped, *loose_calls(work)]
+    def _draft_unstored_work(self, path: str, progress: AgentProgress) -> list[Draft]:
+        """Return the tool results of an agent that are not stored yet, and "unknown" results for its other calls that
+        started."""
+        agent = self.agents.get(path)
+        unstored = [] if agent is None else agent.unstored_results
+        for draft in unstored:
+            if draft.type == "tool.returned" and draft.data["call_id"] in progress.calls:
+                progress.calls[draft.data["call_id"]].has_result = True
+        if agent is not None:
+            agent.unstored_results = []
+        stamped = [draft if progress.branch is None else replace(draft, branch=progress.branch) for draft in unstored]
+        return [*stamped, *draft_unknown_results(progress)]
 
-    def _failed(self, path: str, effect: Settle, error: dict[str, Any]) -> list[Draft]:
-        work = self.trail.legs.get(path) or self.trail.enter(path, None, ())
+    def _draft_agent_failed(self, path: str, effect: StopAgents, error: dict[str, Any]) -> list[Draft]:
+        progress = self.progress.agents.get(path) or self.progress.enter_agent(path, None, ())
         data = {"path": path, "at": effect.path, "error": error}
-        failed = Draft(type="agent.failed", run=self.run, branch=work.branch, author=work.name, data=data)
-        # Not the error's own words: they may quote what was asked, and the conversation outlives a redaction of that.
-        text = f"[{work.name or 'This agent'} could not answer: {error['code']}]"
+        failed = Draft(type="agent.failed", run=self.run, branch=progress.branch, author=progress.name, data=data)
+        # The note has only the code of the error: the error's text may quote the question, and the note would survive a
+        # redaction of the question.
+        text = f"[{progress.name or 'This agent'} could not answer: {error['code']}]"
         note = {"role": "assistant", "text": text, "metadata": {"failed": True}}
         drafts = [failed]
-        if effect.note:
-            told = Draft(type="message.added", run=self.run, branch=work.branch, author=work.name, data=note)
-            drafts = [work.add(told), failed]
-        self.trail.take("agent.failed", data, work.branch)
+        if effect.adds_note:
+            added = Draft(type="message.added", run=self.run, branch=progress.branch, author=progress.name, data=note)
+            drafts = [progress.fold_draft(added), failed]
+        self.progress.fold_event("agent.failed", data, progress.branch)
         return drafts
 
-    # -- effects and their time ------------------------------------------------------------------------------------
+    # -- time limits of effects ------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise if this turn is over, or somebody else's: what a tool does through its context belongs to the turn."""
-        if self.renewal is None or self.renewal.over:
+        """Raise StaleEpoch if this turn is over or another process has its lease. Tools act through their context only
+        while their turn is open."""
+        if self.renewal is None or self.renewal.is_over:
             raise StaleEpoch(self.log.id, epoch=self.epoch, current=self.epoch + 1)
         self.renewal.check()
 
-    def begin_effect(self, leg: Leg, seconds: float) -> None:
-        """An effect begins that may take this long."""
+    def begin_effect(self, agent: AgentRuntime, seconds: float) -> None:
+        """Begin an effect of an agent that may take this many seconds. Raises StaleEpoch if the lease is lost."""
         assert self.renewal is not None
         self.renewal.check()
-        leg.until = self.store.ids.elapsed() + seconds
+        agent.effect_deadline = self.store.clock.monotonic() + seconds
         self._limit_effects()
 
     @contextmanager
-    def deciding(self) -> Iterator[None]:
-        """A function of the user's is asked: one that hangs must not hold the session for ever."""
+    def limit_user_function(self) -> Iterator[None]:
+        """Limit the time of a user's function: a function that hangs must not hold the lease for ever. Raises
+        TurnCancelled afterwards if the turn was stopped."""
         if self.renewal is not None:
-            self.renewal.allow(DECIDING)
+            self.renewal.begin_effect(USER_FUNCTION_SECONDS)
         yield
         self._limit_effects()
         self.refuse_stopped()
 
-    def heard(self, leg: Leg) -> None:
-        """The model said something: the limit is about its silence."""
-        seconds = leg.settings.timeout * 4
-        leg.until = self.store.ids.elapsed() + seconds
+    def extend_model_deadline(self, agent: AgentRuntime) -> None:
+        """Restart the time limit of a model call, because the model sent an event: only its silence is limited."""
+        seconds = agent.spec.timeout * 4
+        agent.effect_deadline = self.store.clock.monotonic() + seconds
         if self.renewal is not None:
-            if len(self.legs) == 1:
-                self.renewal.allow(seconds)
+            if len(self.agents) == 1:
+                self.renewal.begin_effect(seconds)
             else:
                 self._limit_effects()
 
-    def effect_over(self, leg: Leg) -> None:
-        """The effect that was waited for is over, however long the rest takes."""
-        leg.until, leg.batch = None, None
+    def end_effect(self, agent: AgentRuntime) -> None:
+        """End the time limit of the agent's effect."""
+        agent.effect_deadline, agent.batch = None, None
         self._limit_effects()
 
     def _limit_effects(self) -> None:
-        """Renew the lease only for as long as the effects may take: one that hangs must not hold the session."""
+        """Let the lease be renewed only as long as the running effects may take: a hanging effect must not hold the
+        session."""
         if self.renewal is not None:
-            ends = [leg.until for leg in list(self.legs.values()) if leg.until is not None]
-            left = max(ends) - self.store.ids.elapsed() if ends else None
-            self.renewal.allow(None if left is None else max(left, lease_seconds()))
+            ends = [agent.effect_deadline for agent in list(self.agents.values()) if agent.effect_deadline is not None]
+            left = max(ends) - self.store.clock.monotonic() if ends else None
+            self.renewal.begin_effect(None if left is None else max(left, lease_seconds()))
 
-    def _elapsed(self) -> int:
-        return int((self.store.ids.elapsed() - self._began) * 1000)
+    def _milliseconds_used(self) -> int:
+        return int((self.store.clock.monotonic() - self._start_time) * 1000)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def _number(self, drafts: Sequence[Draft], first: int, at: int) -> None:
-        """Tell the messages of this turn which numbers and times they got."""
+    def _number_messages(self, drafts: Sequence[Draft], first: int, at: int) -> None:
+        """Set seq and time of the messages that an append has stored."""
         numbers = {id(draft): number for number, draft in enumerate(drafts, first)}
-        for work in list(self.trail.legs.values()):
-            for draft, message in list(work.fresh):  # others may add to theirs meanwhile
+        for progress in list(self.progress.agents.values()):
+            for draft, message in list(progress.unstored_messages):  # a copy: parallel agents add to their lists
                 if message.seq is None and id(draft) in numbers:
                     message.seq, message.created_at = numbers[id(draft)], to_datetime(at)
 
     def response(self) -> Response:
-        return response_of(self.trail)
+        return response_of(self.progress)
 
     def stop(self) -> None:
-        """Ask the turn to end, from another thread: at the next word of the model, or as soon as it waits for tools."""
-        self.stopped = True
-        for leg in list(self.legs.values()):
-            if leg.batch is not None:
-                leg.batch.stop()
+        """Ask the turn to end, from another thread: at the next event of the model, or as soon as it waits for
+        tools."""
+        self.is_stop_requested = True
+        for agent in list(self.agents.values()):
+            if agent.batch is not None:
+                agent.batch.stop()
 
     def refuse_stopped(self) -> None:
-        if self.stopped:
+        """Raise TurnCancelled if `stop` was called."""
+        if self.is_stop_requested:
             raise TurnCancelled
 
     def fail(self, error: BaseException) -> None:
-        """Record that the turn ended without an answer, if this process still holds it."""
+        """Record that the turn failed or was cancelled, if this process still holds its lease."""
         with self._lock:
-            is_left = self.detached and isinstance(error, StoreError)  # to be taken up when the store is back
-            # Its last append may have been done although nobody knows: then another end would be wrong.
-            may_be_over = self.trail.ended and (isinstance(error, StoreError) or not isinstance(error, Exception))
+            is_left = self.is_detached and isinstance(error, StoreError)  # resumed by a worker when the store is back
+            # The last append may have succeeded without an answer from the store: then a second end would be wrong.
+            may_be_over = self.progress.is_ended and (isinstance(error, StoreError) or not isinstance(error, Exception))
             if self.renewal is None or self._is_over or may_be_over or is_left:
                 self._is_over = True
                 self.close()
                 return
-            self._is_over = True  # those that work at the same time write nothing more
+            self._is_over = True  # parallel agents append nothing more
         cancelled = isinstance(error, GeneratorExit | KeyboardInterrupt | TurnCancelled)
         cancelled = cancelled or type(error).__name__ == "CancelledError"
-        data: dict[str, Any] = {"usage": {"milliseconds": self._elapsed()}}
+        data: dict[str, Any] = {"usage": {"milliseconds": self._milliseconds_used()}}
         if not cancelled:
-            data["error"] = error_data(error, detached=self.detached)
+            data["error"] = error_data(error, detached=self.is_detached)
         drafts: list[Draft] = []
         shown = ""
-        with suppress(AgentError):  # the store may be away: then what this process knows has to do
+        with suppress(AgentError):  # if the store is unreachable, the in-memory progress is used
             self._forget_unstored("")
-        for path, leg in list(self.legs.items()):
-            if not leg.work.over:
-                leg.stop()
-                shown += "".join(leg.shown)
-                drafts += self._broken_off(path, leg.work)
+        for path, agent in list(self.agents.items()):
+            if not agent.progress.end_status:
+                agent.stop()
+                shown += "".join(agent.streamed_text)
+                drafts += self._draft_unstored_work(path, agent.progress)
         if shown:
-            data["shown"] = clean(shown)
+            data["shown"] = sanitize_text(shown)
         drafts.append(Draft(type="turn.cancelled" if cancelled else "turn.failed", run=self.run, data=data))
         try:
-            self.at = self.store.append(self.log, drafts, epoch=self.epoch, release=True).last
+            self.last_seq = self.store.append(self.log, drafts, epoch=self.epoch, release=True).last
         except AgentError:
-            pass  # taken over, or the store is away: what is stored tells the truth, and the first error is raised
+            pass  # taken over, or the store is unreachable: the log stays true, and the first error is raised
         finally:
             self.close()
 
-    def give_back(self) -> None:
+    def release_lease(self) -> None:
         """Release the lease of a turn that did not begin."""
         self.close()
-        with suppress(AgentError):  # taken over, or the store is away: the lease runs out by itself
+        with suppress(AgentError):  # taken over, or the store is unreachable: the lease expires by itself
             self.store.append(self.log, [], epoch=self.epoch, release=True)
 
     def close(self) -> None:
-        """The turn is over in this process: so is what was only for it."""
+        """Stop to renew the lease, and clear the temporary state of the turn."""
         if self.renewal is not None:
             self.renewal.__exit__(None, None, None)
-            self.temp.clear()
-
-
-def _is_own(plan: Plan, schema: Mapping[str, Any]) -> bool:
-    """Whether a shape is the agent's own, and was not asked for."""
-    return isinstance(plan, Settings) and plan.shape is not None and plan.shape.schema == schema
-
-
-class TurnState:
-    """State as a tool sees it: its writes belong to the turn, and are refused once the turn is over or taken over."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def get(self, name: str, default: Any = None, scope: str = "session") -> Any:  # noqa: ANN401 - any JSON
-        session: Any = self._world.session
-        return session.get_state(name, scope=scope, default=default)
-
-    def set(self, name: str, value: Any, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
-        world = self._world
-        world.check_open()
-        if scope == "session":
-            draft = Draft(type="state.set", data={"name": name, "value": value})
-            world.store.append(world.log, [draft], epoch=world.epoch)
-            return
-        session: Any = world.session
-        session.set_state(name, value, scope=scope)
-
-    def epoch(self) -> int:
-        """The epoch that whatever a tool writes must carry; raises once the turn is over."""
-        self._world.check_open()
-        return self._world.epoch
-
-    def delete(self, name: str) -> None:
-        world = self._world
-        world.check_open()
-        world.store.append(world.log, [Draft(type="state.deleted", data={"name": name})], epoch=world.epoch)
+            self.cache.temp.clear()

@@ -1,4 +1,4 @@
-"""What a stream tells while a turn goes on, and of which agent. Text and argument deltas come from the model."""
+"""The stream events of a turn, each with the name of its agent. Text and argument deltas come from the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageStart:
-    """The model is asked; `step` counts from 1."""
+    """A model call begins; `step` counts from 1."""
 
     run_id: str
     step: int
@@ -24,6 +24,8 @@ class MessageStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentBlockStart:
+    """A part of the reply begins: text, thinking or a tool call."""
+
     index: int
     content_block: Part
     agent: str | None = None
@@ -32,6 +34,8 @@ class ContentBlockStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentBlockStop:
+    """A part of the reply is complete."""
+
     index: int
     agent: str | None = None
     type: ClassVar[Literal["content_block_stop"]] = "content_block_stop"
@@ -39,6 +43,8 @@ class ContentBlockStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDelta:
+    """Why the model stopped, and the usage of the call."""
+
     stop_reason: str
     usage: Usage
     agent: str | None = None
@@ -47,7 +53,7 @@ class MessageDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageStop:
-    """The reply is complete and stored."""
+    """The reply is complete. It is not stored yet: the next append of the turn stores it."""
 
     agent: str | None = None
     type: ClassVar[Literal["message_stop"]] = "message_stop"
@@ -55,6 +61,8 @@ class MessageStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolProgress:
+    """A text that a running tool reported through its context."""
+
     call_id: str
     text: str
     agent: str | None = None
@@ -63,6 +71,8 @@ class ToolProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReturned:
+    """The result of a tool call."""
+
     call_id: str
     name: str
     content: str
@@ -73,7 +83,7 @@ class ToolReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnDone:
-    """The last event: the turn has its answer, or waits for a person."""
+    """The last event: the turn has its answer, waits for a person, or stopped because the session was paused."""
 
     usage: Usage
     steps: int
@@ -98,10 +108,10 @@ StreamEvent = (
 
 
 def to_dict(event: StreamEvent) -> dict[str, Any]:
-    """A stream event as JSON has it."""
-    found: dict[str, Any] = {"type": event.type}
+    """Return a stream event as a JSON object, without `response` and `agent`."""
+    data: dict[str, Any] = {"type": event.type}
     for name in event.__dataclass_fields__:
         value = getattr(event, name)
         if name not in ("response", "agent"):
-            found[name] = value.to_dict() if isinstance(value, Usage) else value
-    return found
+            data[name] = value.to_dict() if isinstance(value, Usage) else value
+    return data

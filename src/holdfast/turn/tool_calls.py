@@ -1,7 +1,7 @@
-"""Running the calls of one reply at the same time, on threads or in an event loop, and turning each into a result.
+"""Runs the tool calls of one reply in parallel, on threads or in an event loop, and makes a result of each.
 
-Whatever a tool does, something comes back: a result, an error for the model, or the word that nobody knows. Only an
-`Interrupt` asks for a person instead.
+Every call gets a result: the tool's own, an error for the model, or a timeout whose outcome is unknown. Only an
+`Interrupt` becomes a request for a person's decision.
 """
 
 from __future__ import annotations
@@ -12,133 +12,149 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from holdfast.clock import Ids, crashpoint
+from holdfast.clock import Clock
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import AgentError, NotJSON, TurnCancelled
 from holdfast.log import codec
 from holdfast.log.events import Draft
-from holdfast.tools.tool import Interrupt, Spent, Tool, ToolContext, clip, render
-from holdfast.turn.agent_loop import interrupted, returned
+from holdfast.tools.tool import Interrupt, MeteredResult, Tool, ToolContext, clip, render
+from holdfast.turn.agent_loop import draft_interrupt, draft_tool_result
+from holdfast.turn.progress import CallProgress
 from holdfast.turn.stream_events import ToolProgress
-from holdfast.turn.tool_threads import ASYNC_TOOLS, TOOLS
-from holdfast.turn.work import Call
+from holdfast.turn.tool_threads import ASYNC_TOOL_LOOP, TOOL_THREADS
 
 DEFAULT_TIMEOUT = 120.0
-MAX_WHOLE = 16 << 20
+MAX_WHOLE_BYTES = 16 << 20  # stored bytes of a result that is clipped for the model
 TIMED_OUT = "The tool did not answer within {seconds:g} s. It may still have taken effect, or may yet do so."
 
 
 @dataclass(slots=True)
-class Running:
-    """A call that is under way."""
+class RunningCall:
+    """A tool call that was started, or is about to be."""
 
-    call: Call
+    call: CallProgress
     tool: Tool
     kwargs: dict[str, Any]
     context: ToolContext
     cancelled: threading.Event
-    deadline: float
-    done: bool = False
+    deadline: float  # by the monotonic clock
+    is_done: bool = False
 
 
-Outcome = tuple[Running, Draft]
+CallOutcome = tuple[RunningCall, Draft]
 
 
 @dataclass(slots=True)
-class Batch:
-    """The calls of one reply, and the mailbox where their results arrive."""
+class ToolCallBatch:
+    """The calls of one reply, and the mailbox for their results."""
 
     run: str
-    ids: Ids
-    check: Callable[[], None]  # raises if the lease is somebody else's: a process that slept too long starts nothing
-    running: list[Running] = field(default_factory=list)
-    mailbox: SimpleQueue[tuple[Running, Draft] | ToolProgress | None] = field(default_factory=SimpleQueue)
+    clock: Clock
+    # Raises if another process has the lease, so that a process that was suspended too long starts no tool.
+    check_lease: Callable[[], None]
+    running: list[RunningCall] = field(default_factory=list)
+    mailbox: SimpleQueue[tuple[RunningCall, Draft] | ToolProgress | None] = field(default_factory=SimpleQueue)
 
-    def add(
-        self, call: Call, tool: Tool, context: Callable[[threading.Event, Callable[[str], None]], ToolContext]
+    def add_call(
+        self,
+        call: CallProgress,
+        tool: Tool,
+        make_context: Callable[[threading.Event, Callable[[str], None]], ToolContext],
     ) -> None:
+        """Add a call. `make_context` gets the call's cancel event and the function that reports its progress."""
         cancelled = threading.Event()
-        told = context(cancelled, lambda text: self.mailbox.put(ToolProgress(call_id=call.id, text=text)))
+        context = make_context(cancelled, lambda text: self.mailbox.put(ToolProgress(call_id=call.id, text=text)))
         seconds = tool.timeout or DEFAULT_TIMEOUT
         kwargs = tool.validate(call.arguments)
-        self.running.append(Running(call, tool, kwargs, told, cancelled, self.ids.elapsed() + seconds))
+        self.running.append(RunningCall(call, tool, kwargs, context, cancelled, self.clock.monotonic() + seconds))
 
     def stop(self) -> None:
-        """Nobody waits for the results any more."""
+        """Make `perform` raise TurnCancelled: the results are not needed any more."""
         self.mailbox.put(None)
 
     # -- on threads ------------------------------------------------------------------------------------------------
 
-    def perform(self) -> Iterator[Outcome | ToolProgress]:
-        """Every result as it comes, from blocking code. Closing this tells the tools that nobody waits any more."""
-        for one in self.running:
-            context = contextvars.copy_context()
-            TOOLS.submit(lambda one=one, context=context: context.run(self._work, one))  # type: ignore[misc]
+    def perform(self) -> Iterator[CallOutcome | ToolProgress]:
+        """Run all calls on threads, and yield each result as it arrives. Closing the iterator sets the cancel event of
+        the calls that still run."""
+        for running_call in self.running:
+            self._start_thread(running_call)
         try:
-            yield from self._collect()
+            yield from self._collect_results()
         finally:
-            self._give_up()
+            self._cancel_unfinished()
 
-    def _collect(self) -> Iterator[Outcome | ToolProgress]:
+    def _collect_results(self) -> Iterator[CallOutcome | ToolProgress]:
         waiting = list(self.running)
         while waiting:
-            next_deadline = min(one.deadline for one in waiting)
+            next_deadline = min(running_call.deadline for running_call in waiting)
             try:
-                item = self.mailbox.get(timeout=max(0.0, next_deadline - self.ids.elapsed()) + 0.001)
+                item = self.mailbox.get(timeout=max(0.0, next_deadline - self.clock.monotonic()) + 0.001)
             except Empty:
-                for one in [one for one in waiting if one.deadline <= self.ids.elapsed()]:
-                    waiting.remove(one)
-                    yield one, self._timed_out(one)
+                for running_call in [
+                    running_call for running_call in waiting if running_call.deadline <= self.clock.monotonic()
+                ]:
+                    waiting.remove(running_call)
+                    yield running_call, self._draft_timeout(running_call)
                 continue
             if item is None:
                 raise TurnCancelled
             if isinstance(item, ToolProgress):
                 yield item
-            elif item[0] in waiting:  # else it came after its time had run out
+            elif item[0] in waiting:  # otherwise the result arrived after the timeout
                 waiting.remove(item[0])
                 yield item
 
-    def _work(self, one: Running) -> None:
-        """On a tool's thread: run it and post what came of it, whatever that is."""
+    def _start_thread(self, running_call: RunningCall) -> None:
+        context = contextvars.copy_context()
+        TOOL_THREADS.submit(partial(context.run, self._run_tool, running_call))
+
+    def _run_tool(self, running_call: RunningCall) -> None:
+        """Run a tool on this thread, and put its result or its failure in the mailbox."""
         try:
             crashpoint("before tool")
-            self.check()
-            result = one.tool.start(one.kwargs, one.context)
-            if one.tool.is_async:
-                result = ASYNC_TOOLS.submit(_awaited(result)).result()
+            self.check_lease()
+            result = running_call.tool.start(running_call.kwargs, running_call.context)
+            if running_call.tool.is_async:
+                result = ASYNC_TOOL_LOOP.submit(_await_result(result)).result()
             crashpoint("after tool")
-            draft = self._result(one, result)
-        except BaseException as error:  # noqa: BLE001 - a tool may raise anything, and somebody waits for an answer
-            draft = self._failure(one, error)
-        self.mailbox.put((one, draft))
+            draft = self._draft_result(running_call, result)
+        except BaseException as error:  # noqa: BLE001 - a tool may raise anything, and the mailbox must get a result
+            draft = self._draft_failure(running_call, error)
+        self.mailbox.put((running_call, draft))
 
     # -- in an event loop ------------------------------------------------------------------------------------------
 
-    async def perform_async(self) -> AsyncIterator[Outcome | ToolProgress]:
-        """The same from async code: async tools run in this loop, the others on threads."""
+    async def perform_async(self) -> AsyncIterator[CallOutcome | ToolProgress]:
+        """The same as `perform`, from async code: async tools run in this event loop, the others on threads."""
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         tasks: list[asyncio.Task[None]] = []
         wake = lambda: loop.call_soon_threadsafe(arrived.set)  # noqa: E731
-        self.mailbox = _Waking(wake)
-        for one in self.running:
-            if one.tool.is_async:
-                tasks.append(asyncio.create_task(self._work_async(one)))
+        self.mailbox = _WakingQueue(wake)
+        for running_call in self.running:
+            if running_call.tool.is_async:
+                tasks.append(asyncio.create_task(self._run_tool_async(running_call)))
             else:
-                context = contextvars.copy_context()
-                TOOLS.submit(lambda one=one, context=context: context.run(self._work, one))  # type: ignore[misc]
+                self._start_thread(running_call)
         waiting = list(self.running)
         try:
             while waiting:
-                seconds = max(0.0, min(one.deadline for one in waiting) - self.ids.elapsed()) + 0.001
+                seconds = (
+                    max(0.0, min(running_call.deadline for running_call in waiting) - self.clock.monotonic()) + 0.001
+                )
                 try:
                     await asyncio.wait_for(arrived.wait(), seconds)
                 except TimeoutError:
-                    for one in [one for one in waiting if one.deadline <= self.ids.elapsed()]:
-                        waiting.remove(one)
-                        yield one, self._timed_out(one)
+                    for running_call in [
+                        running_call for running_call in waiting if running_call.deadline <= self.clock.monotonic()
+                    ]:
+                        waiting.remove(running_call)
+                        yield running_call, self._draft_timeout(running_call)
                     continue
                 arrived.clear()
                 while True:
@@ -154,43 +170,45 @@ class Batch:
                         waiting.remove(item[0])
                         yield item
         finally:
-            self._give_up()
+            self._cancel_unfinished()
             for task in tasks:
                 task.cancel()
 
-    async def _work_async(self, one: Running) -> None:
+    async def _run_tool_async(self, running_call: RunningCall) -> None:
         try:
             crashpoint("before tool")
-            self.check()
-            result = await one.tool.start(one.kwargs, one.context)
+            self.check_lease()
+            result = await running_call.tool.start(running_call.kwargs, running_call.context)
             crashpoint("after tool")
-            draft = self._result(one, result)
+            draft = self._draft_result(running_call, result)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - as above
-            draft = self._failure(one, error)
-        self.mailbox.put((one, draft))
+            draft = self._draft_failure(running_call, error)
+        self.mailbox.put((running_call, draft))
 
-    # -- what came of it -------------------------------------------------------------------------------------------
+    # -- results ---------------------------------------------------------------------------------------------------
 
-    def _result(self, one: Running, result: object) -> Draft:
-        one.done = True
+    def _draft_result(self, running_call: RunningCall, result: object) -> Draft:
+        running_call.is_done = True
         more: dict[str, Any] = {}
         is_error = False
-        if isinstance(result, Spent):
+        if isinstance(result, MeteredResult):
             more, is_error = {"usage": dict(result.usage), "session": result.session}, result.is_error
             result = result.content
-        text, whole = clip(render(result), one.tool.max_result_bytes)
-        blobs = None if whole is None else {_digest(whole): whole[:MAX_WHOLE]}
-        effect = not one.tool.idempotent
-        return returned(self.run, one.call, text, is_error=is_error, effect=effect, blobs=blobs, more=more)
+        text, whole = clip(render(result), running_call.tool.max_result_bytes)
+        blobs = None if whole is None else {_digest(whole): whole[:MAX_WHOLE_BYTES]}
+        effect = not running_call.tool.idempotent
+        return draft_tool_result(
+            self.run, running_call.call, text, is_error=is_error, effect=effect, blobs=blobs, more=more
+        )
 
-    def _failure(self, one: Running, error: BaseException) -> Draft:
-        one.done = True
+    def _draft_failure(self, running_call: RunningCall, error: BaseException) -> Draft:
+        running_call.is_done = True
         if isinstance(error, Interrupt):
             try:
                 codec.encode(error.payload)
-                return interrupted(self.run, one.call, error.payload)
+                return draft_interrupt(self.run, running_call.call, error.payload)
             except NotJSON as problem:
                 error = problem
         if isinstance(error, CancelledError | SystemExit | KeyboardInterrupt | GeneratorExit):
@@ -199,21 +217,25 @@ class Batch:
             text = str(error)
         else:
             text = f"{type(error).__name__}: {error}"
-        text, _ = clip(render(text), one.tool.max_result_bytes)
-        return returned(self.run, one.call, text, is_error=True, effect=not one.tool.idempotent)
+        text, _ = clip(render(text), running_call.tool.max_result_bytes)
+        return draft_tool_result(
+            self.run, running_call.call, text, is_error=True, effect=not running_call.tool.idempotent
+        )
 
-    def _timed_out(self, one: Running) -> Draft:
-        one.cancelled.set()
-        text = TIMED_OUT.format(seconds=one.tool.timeout or DEFAULT_TIMEOUT)
-        return returned(self.run, one.call, text, is_error=True, effect=not one.tool.idempotent, unknown=True)
+    def _draft_timeout(self, running_call: RunningCall) -> Draft:
+        running_call.cancelled.set()
+        text = TIMED_OUT.format(seconds=running_call.tool.timeout or DEFAULT_TIMEOUT)
+        return draft_tool_result(
+            self.run, running_call.call, text, is_error=True, effect=not running_call.tool.idempotent, unknown=True
+        )
 
-    def _give_up(self) -> None:
-        for one in self.running:
-            if not one.done:
-                one.cancelled.set()
+    def _cancel_unfinished(self) -> None:
+        for running_call in self.running:
+            if not running_call.is_done:
+                running_call.cancelled.set()
 
 
-class _Waking(SimpleQueue):  # type: ignore[type-arg]
+class _WakingQueue(SimpleQueue):  # type: ignore[type-arg]
     """A mailbox that wakes an event loop."""
 
     def __init__(self, wake: Callable[[], object]) -> None:
@@ -225,10 +247,10 @@ class _Waking(SimpleQueue):  # type: ignore[type-arg]
         try:
             self._wake()
         except RuntimeError:
-            pass  # the loop is closed: nobody reads this any more
+            pass  # the event loop is closed: the mailbox has no reader any more
 
 
-async def _awaited(result: Any) -> Any:  # noqa: ANN401 - what the tool gives
+async def _await_result(result: Any) -> Any:  # noqa: ANN401 - the value of the tool
     return await result
 
 

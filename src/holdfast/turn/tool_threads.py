@@ -1,4 +1,5 @@
-"""Threads that run tools: daemons, reused while idle, so that a hanging tool keeps nothing else waiting."""
+"""Threads that run tools. They are daemons and are reused when idle, so that a hanging tool blocks neither other tools
+nor the exit of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 
 
 class DaemonPool:
-    """As many threads as there is work; an idle one is used again before a new one is made."""
+    """Daemon threads without an upper limit. An idle thread is reused before a new one is started."""
 
     def __init__(self) -> None:
         self._idle: list[SimpleQueue[Callable[[], None]]] = []
@@ -20,7 +21,7 @@ class DaemonPool:
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run `work` soon. It must not raise."""
-        if self._pid != os.getpid():  # the threads stayed with the parent
+        if self._pid != os.getpid():  # after a fork: the threads exist only in the parent process
             self._idle, self._pid = [], os.getpid()
         try:
             inbox = self._idle.pop()
@@ -35,11 +36,11 @@ class DaemonPool:
             self._idle.append(inbox)
 
 
-TOOLS = DaemonPool()
+TOOL_THREADS = DaemonPool()
 
 
-class LoopThread:
-    """One private event loop, on a thread of its own, for async tools that are called from blocking code."""
+class EventLoopThread:
+    """A private event loop on its own thread, for async tools and functions that blocking code calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,6 +48,7 @@ class LoopThread:
         self._pid = 0
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Run a coroutine in the event loop, which is started by the first call and again after a fork."""
         with self._lock:
             if self._loop is None or self._pid != os.getpid():
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
@@ -54,4 +56,4 @@ class LoopThread:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-ASYNC_TOOLS = LoopThread()
+ASYNC_TOOL_LOOP = EventLoopThread()

@@ -1,1 +1,1 @@
-"""What runs in the background."""
+"""Background work: queued runs and their threads, live tails of logs, and the retention sweep. It knows no HTTP."""

@@ -1,11 +1,11 @@
-"""Tails of logs: what readers of a stream are told, in order, without a gap and without a repeat.
+"""Tails of logs: readers of a stream get every event in order, without a gap and without a repeat.
 
 A tail holds the newest events of one log and the live deltas between them, for any number of readers. Events are read
-from the store once for all of them; a reader that falls behind what the tail holds reads the log itself and comes back.
-Deltas come from turns that run in this process; they are previews, and stand where they belong: after the event that
-their turn had appended when it heard them, and before the next.
+from the store once for all readers; a reader that falls behind the tail reads the log itself and then joins again.
+Deltas come from turns that run in this process. They are previews, and each stands in its place: after the last event
+that its turn had appended when the delta arrived, and before the next event.
 
-Everything here lives in one event loop; only `tell` and `nudge` may be called from other threads.
+Everything here runs in one event loop; only `publish_delta` and `notify_append` may be called from other threads.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from holdfast.log.events import Event, Row
 from holdfast.stores.base import Log, Store
 from holdfast.turn.stream_events import StreamEvent
 
-HELD = 2000  # events and deltas that a tail keeps for readers that are a little behind
+MAX_TAIL_ITEMS = 2000  # events and deltas in a tail, for readers that are a little behind
 PAGE = 100
-SOON = 0.002  # seconds until readers are woken: a last word and the event it belongs to are sent together
-LINGER = 10.0  # seconds that a tail stays after its last reader
-HELD_BYTES = 1 << 20  # of durable events, about; more is read from the log again
+WAKE_DELAY = 0.002  # seconds until readers wake: the last delta and the event that follows it are sent together
+TAIL_LINGER_SECONDS = 10.0  # life of a tail after its last reader has left
+MAX_TAIL_BYTES = 1 << 20  # approximate size of the events in a tail; older events are read from the log
 
 
-class Item:
-    """An event of the log, or a delta: `n` counts what a turn heard since its last append, and is 0 for an event."""
+class TailItem:
+    """An event of the log, or a delta. `n` counts the deltas since the last append of the turn; an event has 0."""
 
     __slots__ = ("delta", "event", "frame", "n", "seq", "size")
 
     def __init__(self, seq: int, n: int, event: Event | None, delta: StreamEvent | None) -> None:
         self.seq, self.n, self.event, self.delta = seq, n, event, delta
-        self.frame: bytes | None = None  # how a shell writes it, made once for all readers
+        self.frame: bytes | None = None  # the bytes on the wire, encoded once for all readers
         self.size = 200 if event is None else 200 + len(event.body or b"")
 
 
-class Told(NamedTuple):
-    """What another thread says: the `n`th delta that a turn heard after its event `after`; or that a log has moved."""
+class FeedMessage(NamedTuple):
+    """A message of another thread: the `n`th delta of a turn after its event `after`; or, without a delta, that a log
+    has new events."""
 
     log: Log
     delta: StreamEvent | None = None
@@ -49,20 +50,20 @@ class Told(NamedTuple):
 
 
 class Tail:
-    """The newest part of one log, and who waits for more of it."""
+    """The newest part of one log, and the readers that wait for more of it."""
 
     def __init__(self, feed: Feed, store: Store, log: Log, head: int) -> None:
         self.feed, self.store, self.log = feed, store, log
-        self.last = head  # the newest event that readers know; -1: not known yet
-        self.items: deque[Item] = deque()
-        self.start = 0  # the position of the first item, counted since the tail was made
-        self.base = head  # events up to this one are not held
+        self.last = head  # seq of the newest event here; -1 until the head is read
+        self.items: deque[TailItem] = deque()
+        self.start = 0  # position of the first item, counted since the tail was created
+        self.base = head  # seq of the newest event that is not held any more
         self.readers = 0
-        self.gone = False  # the log was deleted
-        self._held: deque[Told] = deque()  # deltas whose event was not read yet
-        self._waiting: list[asyncio.Future[None]] = []
+        self.is_deleted = False  # whether the log was deleted
+        self._early_deltas: deque[FeedMessage] = deque()  # deltas that arrived before their event was read
+        self._waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
-        self._again = self._is_waking = False
+        self._must_read_again = self._is_waking = False
         self._bytes = 0
 
     @property
@@ -70,117 +71,117 @@ class Tail:
         return self.start + len(self.items)
 
     def wait(self) -> asyncio.Future[None]:
-        """Done when there is something new, or nothing for a while."""
+        """Return a future that is done when the tail has something new, or at the next heartbeat."""
         future = self.feed.loop.create_future()
-        self._waiting.append(future)
+        self._waiters.append(future)
         return future
 
     def wake(self) -> None:
         self._is_waking = False
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiters = self._waiters, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
-    def put(self, told: Told) -> None:
-        """A delta, in its place."""
-        if told.after > self.last or self._held:
-            self._held.append(told)
+    def add_delta(self, message: FeedMessage) -> None:
+        """Put a delta in its place: behind the event `after`, which may not be read yet."""
+        if message.after > self.last or self._early_deltas:
+            self._early_deltas.append(message)
         else:
-            self._show(told)
+            self._append_delta(message)
 
-    def _show(self, told: Told) -> None:
-        self._add(Item(self.last, told.n, None, told.delta))
+    def _append_delta(self, message: FeedMessage) -> None:
+        self._append_item(TailItem(self.last, message.n, None, message.delta))
 
-    def _add(self, item: Item) -> None:
+    def _append_item(self, item: TailItem) -> None:
         self.items.append(item)
         self._bytes += item.size
-        while len(self.items) > HELD or (self._bytes > HELD_BYTES and len(self.items) > 1):
+        while len(self.items) > MAX_TAIL_ITEMS or (self._bytes > MAX_TAIL_BYTES and len(self.items) > 1):
             dropped = self.items.popleft()
             self._bytes -= dropped.size
             self.start += 1
             if dropped.event is not None:
                 self.base = dropped.seq
-        if self._waiting and not self._is_waking:
+        if self._waiters and not self._is_waking:
             self._is_waking = True
-            self.feed.loop.call_later(SOON, self.wake)
+            self.feed.loop.call_later(WAKE_DELAY, self.wake)
 
     def refresh(self) -> None:
-        """Read what is new in the log; one reading at a time."""
+        """Start to read the new events of the log, unless a read is under way: then that one reads again."""
         if self.last < 0:
-            return  # it is being opened, and read right after that
+            return  # the tail is being opened, which ends with a refresh
         if self._task is not None and not self._task.done():
-            self._again = True
+            self._must_read_again = True
         else:
-            self._again = False
+            self._must_read_again = False
             self._task = self.feed.loop.create_task(self._read())
 
     async def _read(self) -> None:
         while True:
-            self._again = False
+            self._must_read_again = False
             try:
                 rows = await off_thread(self.store.read, self.log, self.last + 1, limit=PAGE)
             except AgentError:
-                return  # the store is away; whoever polls comes again
-            # What was told before these rows were read belongs before or between them.
-            self.feed.drain()
-            self._apply(rows)
-            if len(rows) < PAGE and not self._again:
+                return  # the store is unavailable; the next poll refreshes again
+            # Deltas that were posted before these rows were read belong before or between them.
+            self.feed.process_inbox()
+            self._append_rows(rows)
+            if len(rows) < PAGE and not self._must_read_again:
                 return
 
-    def _apply(self, rows: Iterable[Row]) -> None:
-        self._release()
+    def _append_rows(self, rows: Iterable[Row]) -> None:
+        self._release_deltas()
         for row in rows:
             if row.seq != self.last + 1:
-                continue  # known already
+                continue  # it is here already
             self.last = row.seq
-            self._add(Item(row.seq, 0, Event(row), None))
-            self._release()
+            self._append_item(TailItem(row.seq, 0, Event(row), None))
+            self._release_deltas()
 
-    def _release(self) -> None:
-        while self._held and self._held[0].after <= self.last:
-            self._show(self._held.popleft())
+    def _release_deltas(self) -> None:
+        while self._early_deltas and self._early_deltas[0].after <= self.last:
+            self._append_delta(self._early_deltas.popleft())
 
 
 class Feed:
-    """The tails of this process, and the one task that looks for what other processes appended."""
+    """The tails of this process, and the task that polls for events of other processes."""
 
     def __init__(self, store: Store, *, poll: float = 0.25, tick: float = 15.0) -> None:
         self.store, self._poll, self._tick = store, poll, tick
-        self.closing = False
+        self.is_closing = False
         self._tails: dict[int, Tail] = {}
-        self._inbox: deque[Told] = deque()
-        self._scheduled = False
+        self._inbox: deque[FeedMessage] = deque()
+        self._is_drain_scheduled = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.on_tick: list[Callable[[], object]] = []
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
-    def tell(self, log: Log, delta: StreamEvent, after: int, n: int) -> None:
-        """A turn of this process heard something."""
+    def publish_delta(self, log: Log, delta: StreamEvent, after: int, n: int) -> None:
+        """Post a delta of a turn of this process."""
         if log.number in self._tails:
-            self._post(Told(log, delta, after, n))
+            self._post(FeedMessage(log, delta, after, n))
 
-    def nudge(self, log: Log) -> None:
-        """Something was appended to this log."""
+    def notify_append(self, log: Log) -> None:
+        """Post that this log has new events."""
         if log.number in self._tails:
-            self._post(Told(log))
+            self._post(FeedMessage(log))
 
-    def _post(self, told: Told) -> None:
-        self._inbox.append(told)
-        if not self._scheduled:
-            self._scheduled = True
+    def _post(self, message: FeedMessage) -> None:
+        self._inbox.append(message)
+        if not self._is_drain_scheduled:
+            self._is_drain_scheduled = True
             try:
-                self.loop.call_soon_threadsafe(self.drain)
+                self.loop.call_soon_threadsafe(self.process_inbox)
             except RuntimeError:
-                pass  # the loop is closed: nobody reads any more
+                pass  # the loop is closed: there are no readers
 
     # -- in the event loop -----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin; in the event loop."""
+        """Start the polling and heartbeat tasks; in the event loop."""
         self.loop = asyncio.get_running_loop()
-        self._tasks = [self.loop.create_task(self._watch()), self.loop.create_task(self._beat())]
+        self._tasks = [self.loop.create_task(self._poll_heads()), self.loop.create_task(self._heartbeat())]
 
     async def close(self) -> None:
         self.end_streams()
@@ -189,87 +190,87 @@ class Feed:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def end_streams(self) -> None:
-        """Let every reader finish what it is at, and stop."""
-        self.closing = True
+        """End every stream after the items that its reader has taken."""
+        self.is_closing = True
         self.wake_all()
 
     def wake_all(self) -> None:
         for tail in list(self._tails.values()):
             tail.wake()
 
-    def drain(self) -> None:
-        """Take in what other threads said, in the order in which they said it."""
-        self._scheduled = False
+    def process_inbox(self) -> None:
+        """Handle the messages of other threads in the order in which they were posted."""
+        self._is_drain_scheduled = False
         moved: dict[int, Tail] = {}
         while self._inbox:
-            told = self._inbox.popleft()
-            tail = self._tails.get(told.log.number)
+            message = self._inbox.popleft()
+            tail = self._tails.get(message.log.number)
             if tail is None:
                 continue
-            if told.delta is not None:
-                tail.put(told)
-                if told.after > tail.last:
-                    moved[told.log.number] = tail
+            if message.delta is not None:
+                tail.add_delta(message)
+                if message.after > tail.last:
+                    moved[message.log.number] = tail
             else:
-                moved[told.log.number] = tail
+                moved[message.log.number] = tail
         for tail in moved.values():
             tail.refresh()
 
-    async def tail(self, store: Store, log: Log) -> Tail:
-        """The tail of a log, counted as read: give it back with `leave`."""
+    async def open_tail(self, store: Store, log: Log) -> Tail:
+        """Return the tail of a log, with one more reader: call `release_tail` at the end."""
         tail = self._tails.get(log.number)
         if tail is None:
-            # From here on nothing that is told is missed; the head is read after that.
+            # The tail must exist before the head is read: a message posted in between would be missed.
             tail = self._tails[log.number] = Tail(self, store, log, -1)
             tail.readers += 1
             try:
                 head = (await off_thread(store.head, log)).head
             except BaseException:
                 tail.readers -= 1
-                self._forget(tail)
-                tail.gone = True
+                self._drop_tail(tail)
+                tail.is_deleted = True
                 raise
             if tail.last == -1:
                 tail.last = tail.base = head
             tail.refresh()
             return tail
         tail.readers += 1
-        while tail.last == -1:  # somebody else is opening it
+        while tail.last == -1:  # another reader is opening it
             await asyncio.sleep(0.001)
-            if tail.gone:
-                return await self.tail(store, log)
+            if tail.is_deleted:
+                return await self.open_tail(store, log)
         return tail
 
-    def leave(self, tail: Tail) -> None:
-        """A reader has gone. What the tail holds stays for a moment: most of them come back."""
+    def release_tail(self, tail: Tail) -> None:
+        """Count one reader less. The tail stays for a moment, because most readers reconnect."""
         tail.readers -= 1
         if not tail.readers:
-            self.loop.call_later(LINGER, self._forget, tail)
+            self.loop.call_later(TAIL_LINGER_SECONDS, self._drop_tail, tail)
 
-    def _forget(self, tail: Tail) -> None:
+    def _drop_tail(self, tail: Tail) -> None:
         if not tail.readers and self._tails.get(tail.log.number) is tail:
             del self._tails[tail.log.number]
 
-    async def _watch(self) -> None:
-        """See what others appended, and what nobody told."""
+    async def _poll_heads(self) -> None:
+        """Find events of other processes, and events that were appended without `notify_append`."""
         while True:
             await asyncio.sleep(self._poll)
             if not self._tails:
                 continue
-            asked = list(self._tails.items())  # those that are opened meanwhile were not asked for
+            polled = list(self._tails.items())  # a tail that opens during the query is not in its result
             try:
-                heads = await off_thread(self.store.heads, [number for number, _ in asked])
+                heads = await off_thread(self.store.heads, [number for number, _ in polled])
             except AgentError:
-                continue  # the store is away for a moment
-            for number, tail in asked:
+                continue  # the store is unavailable for a moment
+            for number, tail in polled:
                 if number not in heads:
-                    tail.gone = True
+                    tail.is_deleted = True
                     tail.wake()
                 elif heads[number] > tail.last and tail.last >= 0:
                     tail.refresh()
 
-    async def _beat(self) -> None:
-        """Wake everybody now and then, so that a silent stream says that it is alive."""
+    async def _heartbeat(self) -> None:
+        """Wake all readers at intervals, so that a silent stream sends a ping."""
         while True:
             await asyncio.sleep(self._tick)
             for action in self.on_tick:

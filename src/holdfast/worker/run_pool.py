@@ -1,227 +1,139 @@
-"""Runs in the background: messages are admitted to a session's log, and threads of this process run them in order.
+"""The run pool: threads of this process that run what is queued in the logs of sessions, in order.
 
-An admitted run belongs to nobody: whichever process holds the lease of the session runs what is queued there, and one
-that dies leaves its turn to whoever looks next. So disconnecting is nothing, and cancelling is an append: the canceller
-takes the lease over, and the fence refuses whatever the turn's own process does from then on.
+An admitted run belongs to no process: the process that holds the lease of the session runs its queue. When that process
+dies, the next process that polls the store takes the turn over. So a client may disconnect at any time, and cancelling
+is an append: the canceller takes the lease over, and the fence refuses every later append of the turn's process.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
-from holdfast.clock import crashpoint
+from holdfast.crashpoints import crashpoint
 from holdfast.errors import (
     AgentError,
+    AlreadyAdmitted,
     ApprovalPending,
     Conflict,
-    LifecycleError,
     SessionBusy,
     SessionNotFound,
     StaleEpoch,
     StoreError,
     TurnCancelled,
     TurnFailed,
-    TurnOpen,
     TurnParked,
     Unavailable,
 )
 from holdfast.log.events import Draft, Event
-from holdfast.log.messages import Message
-from holdfast.log.view import MOVES, View, view_of
+from holdfast.log.view import decode_view
 from holdfast.models.base import InputJSONDelta, TextDelta, ThinkingDelta
 from holdfast.plan import Plan
-from holdfast.prompt.history_window import own_events
+from holdfast.prompt.session_cache import TurnSession
 from holdfast.schema.output import OutputShape
 from holdfast.stores.append import Head
-from holdfast.stores.base import Due, Log, Store
-from holdfast.stores.documents import message_of
-from holdfast.stores.lease import Claim, holder, lease_seconds
-from holdfast.turn.agent_loop import loose_calls
+from holdfast.stores.base import Log, Store, TenantLog
+from holdfast.stores.lease import Claim, encode_holder, lease_seconds
+from holdfast.stores.messages import message_of
 from holdfast.turn.drivers import drive
 from holdfast.turn.response import Response
-from holdfast.turn.run_outcome import broken, error_data, read_trail
-from holdfast.turn.runtime import AskedBefore, World
-from holdfast.turn.stream_events import ContentBlockStart, ContentBlockStop, StreamEvent, ToolProgress, TurnDone
+from holdfast.turn.run_outcome import error_data, hide_error
+from holdfast.turn.runtime import TurnRuntime
+from holdfast.turn.start import begin_turn, resume_turn
+from holdfast.turn.stream_events import (
+    ContentBlockStart,
+    ContentBlockStop,
+    StreamEvent,
+    ToolProgress,
+    TurnDone,
+)
+from holdfast.worker.admission import AdmittedRun, RunRequest, admit_message, cancel_run
+from holdfast.worker.fair_queue import FairQueue
+from holdfast.worker.run_callbacks import RunCallbacks, RunResult
 
-LOOKED_AT = 500  # sessions in one query
-PATIENCE = 0.3  # seconds that a turn is given to end by itself when it is cancelled
-# What a stream tells between events; everything else of it follows from the events themselves.
+POLL_PAGE = 500  # sessions in one query
+CANCEL_GRACE_SECONDS = 0.3  # time for a cancelled turn to end by itself
+# Published live, because no event of the log holds them; readers derive the rest of a stream from the events.
 _DELTAS = (TextDelta, InputJSONDelta, ThinkingDelta, ContentBlockStart, ContentBlockStop, ToolProgress)
 
 
-class Part(NamedTuple):
-    """Who answers in a run: an agent's settings, or those of several; and the session object that tools see."""
+class Responder(NamedTuple):
+    """The settings of the agent or agents that answer in a run, and the session object that tools see."""
 
     plan: Plan
-    session: Any
+    session: TurnSession
 
 
-class Cast(Protocol):
-    """Finds who answers; raises an AgentError if nobody does."""
-
-    def __call__(self, store: Store, log: Log, agent: str | None) -> Part: ...
+# Returns the responder of a run by the id of its agent; raises an AgentError if the agent is unknown.
+ResponderLookup = Callable[[Store, Log, str | None], Responder]
 
 
 class Listener(Protocol):
-    """Where what happens is told: a feed."""
+    """Receives the deltas and appends of turns: a feed."""
 
-    def tell(self, log: Log, delta: StreamEvent, after: int, n: int) -> None: ...
-    def nudge(self, log: Log) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
-    """A run that is in the log."""
-
-    run_id: str
-    seq: int
-    repeated: bool  # the same key had admitted it before
-
-
-def run_of_key(log: Log, once: str) -> str:
-    """The name of the run that a key asks for: the same key asks for the same, so its name must follow from it."""
-    return "R" + sha256(f"{log.uid}\n{once}".encode()).hexdigest()[:31].upper()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A message for an agent. With `once` the same key admits it once."""
-
-    message: Message
-    agent: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    metadata: Mapping[str, Any] | None = None
-    on_busy: str = "enqueue"
-    once: str | None = None
-    actor: str | None = None
-
-    def draft(self, store: Store, log: Log) -> Draft:
-        run = store.ids.new() if self.once is None else run_of_key(log, self.once)
-        stored, blobs = self.message.to_data(store.limits)
-        data: dict[str, Any] = {"message": stored, "run": run, "options": dict(self.options)}
-        if self.agent is not None:
-            data["agent"] = self.agent
-        if self.metadata:
-            data["metadata"] = dict(self.metadata)
-        if self.on_busy != "enqueue":
-            data["on_busy"] = self.on_busy
-        author = self.message._author
-        return Draft(type="message.queued", run=run, author=author, actor=self.actor, data=data, blobs=blobs)
-
-
-def admit(store: Store, log: Log, asked: Asked) -> Admitted:
-    """Take a message into the queue of a session, durably."""
-    draft = asked.draft(store, log)
-    try:
-        done = store.append(log, [draft], once=asked.once)
-    except TurnOpen:
-        lease = store.lease(log)
-        raise SessionBusy(log.id, retry_after=1.0 if lease is None else max(1.0, lease.remaining)) from None
-    crashpoint("admitted")
-    return Admitted(run_id=draft.run or "", seq=done.first, repeated=done.repeated)
-
-
-def refuse_waiting(view: View, session_id: str) -> None:
-    """Raise what `run` raises: a session that is not live, or waits for a person, takes no message."""
-    if view.life != "live":
-        raise LifecycleError("run", status=view.status, legal=MOVES[view.status])
-    if view.turn is not None and view.turn.waiting and not view.turn.parked:
-        if view.turn.pending:
-            raise ApprovalPending(session_id, sorted(view.turn.pending))
-        raise TurnOpen("run")
-
-
-def cancel(store: Store, log: Log, run: str, *, actor: str | None = None) -> bool:
-    """End a run, queued or under way, wherever it is: False if it is over already."""
-    while True:
-        head = store.head(log)
-        view = view_of(head.view)
-        drafts: list[Draft] = []
-        fence: dict[str, Any] = {}
-        if view.turn is not None and view.turn.run == run:
-            events = own_events(store, log, run, view.turn.first, head.head)
-            ended = Draft(type="turn.cancelled", run=run, actor=actor, data={"usage": {}})
-            legs = read_trail(store, log, run, events).legs.values()
-            drafts = [*(draft for work in legs for draft in loose_calls(work)), ended]
-            claim = Claim(holder=holder(store.ids.new()), seconds=lease_seconds())
-            fence = {"epoch": head.epoch, "claim": claim, "release": True}
-        elif any(entry[0] == run for entry in view.queue):
-            drafts = [Draft(type="run.dropped", run=run, actor=actor)]
-        else:
-            return False
-        try:
-            store.append(log, drafts, expected=head.head, **fence)
-            return True
-        except (Conflict, StaleEpoch):
-            continue  # it went on meanwhile: look again
-
-
-Result = Response | BaseException | None  # of a run in this process; None: the log says what became of it
+    def publish_delta(self, log: Log, delta: StreamEvent, after: int, n: int) -> None: ...
+    def notify_append(self, log: Log) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
-class Running:
-    """A thread of this process that is at a session; and the turn that it runs there, once it has begun one."""
+class ActiveRun:
+    """The session that a thread works on: the run, and its runtime once the turn has begun."""
 
     run: str = ""
-    world: World | None = None
+    runtime: TurnRuntime | None = None
 
 
-class Runs:
-    """The threads of this process that run what is queued, fairly: tenants in turn, then the sessions of each."""
+class RunPool:
+    """The threads of this process that run queued messages, fair to tenants."""
 
     def __init__(
-        self, store: Store, cast: Cast, listener: Listener, *, threads: int = 32, look_every: float = 0.5
+        self, store: Store, cast: ResponderLookup, listener: Listener, *, threads: int = 32, look_every: float = 0.5
     ) -> None:
-        self.store, self._cast, self._listener = store, cast, listener
+        self.store, self._responder_for, self._listener = store, cast, listener
         self._threads, self._look_every = threads, look_every
         self._wake = threading.Condition()
-        self._ready: OrderedDict[str, deque[Due]] = OrderedDict()  # by tenant
-        self._queued: set[int] = set()  # logs in `_ready`
-        self._asking: deque[Callable[[], object]] = deque()  # messages that a free thread admits and runs
-        self._idle = 0  # threads that wait for work
-        self._busy: dict[int, Running] = {}  # logs that a thread is at
-        self._again: set[int] = set()  # logs that moved while a thread was at them
-        self._reopened: dict[int, str | None] = {}  # logs whose open turn is to be taken up, and by which agent
-        self._owed: dict[int, tuple[Store, Log, str]] = {}  # turns that a store which was away left with our lease
-        self._waiters: dict[str, list[Callable[[Result], object]]] = {}
+        self._ready = FairQueue()
+        self._jobs: deque[Callable[[], object]] = deque()  # calls of `submit` that wait for their thread
+        self._idle = 0  # threads without work
+        self._busy: dict[int, ActiveRun] = {}  # by log number: sessions that a thread works on
+        self._moved_while_busy: set[int] = set()  # log numbers that were scheduled again while busy
+        self._turns_to_reopen: dict[int, str | None] = {}  # by log number: the agent for an open turn to resume
+        # By log number: turns whose lease this process still holds, because the store was unavailable at their end.
+        self._unreleased: dict[int, tuple[Store, Log, str]] = {}
+        self._callbacks = RunCallbacks()
         self._stopping = False
-        self._started = False
-        self.taken_over = 0
+        self.takeovers = 0
         self.on_end: Callable[[str], None] = lambda outcome: None
-        self.on_broken: Callable[[BaseException], None] = lambda error: None  # what nobody expected
+        self.on_unexpected_error: Callable[[BaseException], None] = lambda error: None
 
-    # -- from anywhere ---------------------------------------------------------------------------------------------
+    # -- from any thread -------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        self._started = True
+        """Start the threads."""
         for number in range(self._threads):
-            threading.Thread(target=self._work, name=f"holdfast-run-{number}", daemon=True).start()
-        threading.Thread(target=self._look, name="holdfast-look", daemon=True).start()
+            threading.Thread(target=self._run_jobs, name=f"holdfast-run-{number}", daemon=True).start()
+        threading.Thread(target=self._poll_abandoned, name="holdfast-look", daemon=True).start()
 
-    def start(self, due: Due) -> None:
-        """Something is queued in this session: run it when its turn comes."""
+    def schedule_session(self, due: TenantLog) -> None:
+        """Run the queue of a session when a thread is free."""
         with self._wake:
             if self._stopping:
                 return
             if due.log.number in self._busy:
-                self._again.add(due.log.number)
-            elif due.log.number not in self._queued:
-                self._queued.add(due.log.number)
-                self._ready.setdefault(due.tenant, deque()).append(due)
+                self._moved_while_busy.add(due.log.number)
+            elif due.log.number not in self._ready:
+                self._ready.add(due)
                 self._wake.notify()
 
-    def reopen(self, store: Store, log: Log, agent: str | None) -> Admitted | None:
-        """Have the open turn of a session taken up; None if there is none."""
+    def reopen_turn(self, store: Store, log: Log, agent: str | None) -> AdmittedRun | None:
+        """Mark the open turn of a session to be resumed by the next thread; return None if no turn is open."""
         head = store.head(log)
-        turn = view_of(head.view).turn
+        turn = decode_view(head.view).turn
         if turn is None:
             return None
         if turn.pending:
@@ -229,158 +141,161 @@ class Runs:
         if turn.parked:
             raise TurnParked(log.id, turn.attempts)
         lease = store.lease(log)
-        if lease is None or not lease.alive:
-            self._reopened[log.number] = agent
-        return Admitted(run_id=turn.run, seq=head.head, repeated=False)
+        if lease is None or not lease.is_alive:
+            self._turns_to_reopen[log.number] = agent
+        return AdmittedRun(run_id=turn.run, seq=head.head, repeated=False)
 
     def submit(self, work: Callable[[], object]) -> bool:
-        """Have a free thread do something now; False if there is none. It must not raise."""
+        """Call `work` on a free thread now; return False if no thread is free. `work` must not raise."""
         with self._wake:
-            if self._stopping or self._idle <= len(self._asking) + len(self._queued):
+            if self._stopping or self._idle <= len(self._jobs) + len(self._ready):
                 return False
-            self._asking.append(work)
+            self._jobs.append(work)
             self._wake.notify()
             return True
 
-    def ask(
-        self, store: Store, log: Log, head: Head, asked: Asked, over: Callable[[str, Result], object] | None = None
-    ) -> Response | Admitted:
-        """Admit a message and run it on this thread, in one append, if nothing is before it in its session; else only
-        admit it. Raises what the run raises. `head` was read before: if the session has moved, it is only admitted.
-        `over` is told of a run's end, which may come before this thread notices: it may hang in a model's silence."""
-        due = Due(store.tenant, log)
+    def admit_and_run(
+        self,
+        store: Store,
+        log: Log,
+        head: Head,
+        run_request: RunRequest,
+        on_run_end: Callable[[str, RunResult], object] | None = None,
+    ) -> Response | AdmittedRun:
+        """Admit a message and begin its run on this thread in one append; only admit it if the session is busy.
+
+        Returns the response, or the admitted run if the message was only admitted. Raises what the run raises. `head`
+        is a head that the caller has read: if the session has moved since, the message is only admitted. `on_run_end`
+        gets the result when the run ends, which may be earlier than this thread notices: it may wait for a model.
+        """
+        due = TenantLog(store.tenant, log)
         with self._wake:
-            is_free = log.number not in self._busy and log.number not in self._queued
-            mine = Running()
+            is_free = log.number not in self._busy and log.number not in self._ready
+            active_run = ActiveRun()
             if is_free:
-                self._busy[log.number] = mine
+                self._busy[log.number] = active_run
         if not is_free:
-            return admit(store, log, asked)
+            return admit_message(store, log, run_request)
         more, draft = True, None
         try:
-            draft = asked.draft(store, log)
-            world = self._world(store, log, draft, asked.agent)
-            opening = world.open_with(asked.message, asked.metadata, admitting=draft, once=asked.once, head=head)
+            draft = run_request.draft(store, log)
+            runtime = self._make_runtime(store, log, draft, run_request.agent)
+            opening = begin_turn(
+                runtime,
+                run_request.message,
+                run_request.metadata,
+                admitting=draft,
+                once=run_request.once,
+                head=head,
+            )
             if opening is None:
-                return admit(store, log, asked)
+                return admit_message(store, log, run_request)
             run = draft.run or ""
-            mine.run, mine.world = run, world
-            if over is not None:
-                self.when_over(run, partial(over, run))
-            result = self._perform(world, opening, store, log, run, direct=True)
-            more = world.more
-        except (Conflict, SessionBusy, AskedBefore):  # somebody else was faster
+            active_run.run, active_run.runtime = run, runtime
+            if on_run_end is not None:
+                self.on_finished(run, partial(on_run_end, run))
+            result = self._drive_turn(runtime, opening, store, log, run, direct=True)
+            more = runtime.may_have_queued
+        except (Conflict, SessionBusy, AlreadyAdmitted):  # another thread or process was faster
             if draft is not None:
-                self._waiters.pop(draft.run or "", None)  # it is not run here after all
-            return admit(store, log, asked)
+                self._callbacks.discard(draft.run or "")  # the run is not run by this call
+            return admit_message(store, log, run_request)
         finally:
-            self._leave(due, mine, more)
+            self._leave_session(due, active_run, more)
         if result is None:
-            return Admitted(run_id=run, seq=0, repeated=True)  # it ended elsewhere: the log says how
+            return AdmittedRun(run_id=run, seq=0, repeated=True)  # cancelled or taken over: the log has the outcome
         if isinstance(result, BaseException):
             raise result
         return result
 
-    def when_over(self, run: str, told: Callable[[Result], object]) -> Callable[[], None]:
-        """Have `told` called, on a thread, when this process has run it: with its response, its error, or None if it
-        ended here without either. Returns what takes that back."""
-        self._waiters.setdefault(run, []).append(told)
-
-        def forget() -> None:
-            waiting = self._waiters.get(run, [])
-            if told in waiting:
-                waiting.remove(told)
-            if not waiting:
-                self._waiters.pop(run, None)
-
-        return forget
+    def on_finished(self, run: str, callback: Callable[[RunResult], object]) -> Callable[[], None]:
+        """Call `callback` on a thread when this process has run a run: with its response, its error, or None if it
+        ended here without either. Returns a function that removes the callback."""
+        return self._callbacks.add(run, callback)
 
     def cancel(self, store: Store, log: Log, run: str, *, actor: str | None = None) -> bool:
-        """End a run. One of this process may end by itself first, so that what was shown of it is in the log."""
+        """End a run; return False if it was over. A turn of this process gets a moment to end by itself, so that the
+        text that readers have seen is in the log."""
         running = self._busy.get(log.number)
-        world = running.world if running is not None and running.run == run else None
-        if world is not None and world.renewal is not None:
-            world.stop()
-            deadline = store.ids.elapsed() + PATIENCE
-            while self._busy.get(log.number) is running and store.ids.elapsed() < deadline:
-                store.ids.sleep(0.005)
-        done = cancel(store, log, run, actor=actor)
-        self._listener.nudge(log)
+        runtime = running.runtime if running is not None and running.run == run else None
+        if runtime is not None and runtime.renewal is not None:
+            runtime.stop()
+            deadline = store.clock.monotonic() + CANCEL_GRACE_SECONDS
+            while self._busy.get(log.number) is running and store.clock.monotonic() < deadline:
+                store.clock.sleep(0.005)
+        done = cancel_run(store, log, run, actor=actor)
+        self._listener.notify_append(log)
         if done:
-            self._tell_waiters(run, TurnCancelled())
-            if running is not None and world is not None:
-                self._leave(Due(store.tenant, log), running, again=True)  # its thread may hang: others go on
+            self._callbacks.notify(run, TurnCancelled())
+            if running is not None and runtime is not None:
+                # The thread of the turn may hang: another thread must run the rest of the queue.
+                self._leave_session(TenantLog(store.tenant, log), running, again=True)
             return True
-        return world is not None and world.stopped
+        return runtime is not None and runtime.is_stop_requested
 
-    def is_at(self, run: str, number: int) -> bool:
-        """Whether a thread of this process still has something to do for a run: after its end there may be pruning."""
+    def is_working_on(self, run: str, number: int) -> bool:
+        """Whether a thread of this process still works for a run: pruning may follow its end."""
         running = self._busy.get(number)
         return running is not None and running.run == run
 
-    def is_here(self, run: str, number: int) -> bool:
-        """Whether a thread of this process is at the run, or will be."""
-        if number in self._queued or number in self._again or number in self._reopened:
+    def is_local_run(self, run: str, number: int) -> bool:
+        """Whether a thread of this process works on the run, or will."""
+        if number in self._ready or number in self._moved_while_busy or number in self._turns_to_reopen:
             return True
         running = self._busy.get(number)
         return running is not None and running.run in ("", run)
 
     @property
-    def waiting(self) -> int:
-        return len(self._queued)
+    def queue_length(self) -> int:
+        return len(self._ready)
 
     @property
-    def running(self) -> int:
+    def busy_count(self) -> int:
         return len(self._busy)
 
-    def refuse(self) -> None:
-        """Begin nothing more: what is queued is left to others."""
+    def stop_intake(self) -> None:
+        """Begin no more runs: other processes run what is queued."""
         with self._wake:
             self._stopping = True
             self._ready.clear()
-            self._queued.clear()
-            self._reopened.clear()
+            self._turns_to_reopen.clear()
             self._wake.notify_all()
 
     def stop(self, seconds: float) -> int:
-        """Begin nothing more, and give what is under way some time. What is left then is given back, so that another
-        process takes it up at once; returns how many that were."""
-        self.refuse()
-        ids = self.store.ids
-        deadline = ids.elapsed() + seconds
-        while self._busy and ids.elapsed() < deadline:
-            ids.sleep(0.02)
-        left = [running for running in list(self._busy.values()) if running.world is not None]
+        """Begin no more runs, and wait for running turns. Release the leases of turns that are left after `seconds`, so
+        that another process takes them over at once; return their number."""
+        self.stop_intake()
+        clock = self.store.clock
+        deadline = clock.monotonic() + seconds
+        while self._busy and clock.monotonic() < deadline:
+            clock.sleep(0.02)
+        left = [running for running in list(self._busy.values()) if running.runtime is not None]
         for running in left:
-            assert running.world is not None
-            _give_up(running.world)
-            self._tell_waiters(
+            assert running.runtime is not None
+            _release_turn(running.runtime)
+            self._callbacks.notify(
                 running.run, Unavailable("this server is shutting down, another one goes on: ask again", retry_after=1)
             )
         return len(left)
 
-    # -- on the threads --------------------------------------------------------------------------------------------
+    # -- on the threads of the pool --------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[Due, Running] | Callable[[], object] | None:
+    def _next_job(self) -> tuple[TenantLog, ActiveRun] | Callable[[], object] | None:
         with self._wake:
-            while not self._ready and not self._asking and not self._stopping:
+            while not self._ready and not self._jobs and not self._stopping:
                 self._idle += 1
                 self._wake.wait()
                 self._idle -= 1
-            if self._asking:
-                return self._asking.popleft()
+            if self._jobs:
+                return self._jobs.popleft()
             if self._stopping:
                 return None
-            tenant, sessions = self._ready.popitem(last=False)
-            due = sessions.popleft()
-            if sessions:
-                self._ready[tenant] = sessions  # the tenants take turns
-            self._queued.discard(due.log.number)
-            mine = self._busy[due.log.number] = Running()
+            due = self._ready.take()
+            mine = self._busy[due.log.number] = ActiveRun()
             return due, mine
 
-    def _work(self) -> None:
-        while (job := self._next()) is not None:
+    def _run_jobs(self) -> None:
+        while (job := self._next_job()) is not None:
             if not isinstance(job, tuple):
                 job()
                 continue
@@ -389,195 +304,193 @@ class Runs:
             try:
                 again = self._run_next(due, mine)
             except StoreError:
-                pass  # the store is away: whoever looks next finds it still queued
+                pass  # the store is unavailable: the run is still queued, and the next poll finds it
             except SessionNotFound:
                 pass
             except Exception as error:  # noqa: BLE001 - a run must not end the thread of all the others
-                self.on_broken(error)
+                self.on_unexpected_error(error)
             finally:
-                self._leave(due, mine, again)
+                self._leave_session(due, mine, again)
 
-    def _leave(self, due: Due, mine: Running, again: bool) -> None:
-        """A thread is done with a session; whether there is more to do there. One that hung may not be the last."""
+    def _leave_session(self, due: TenantLog, mine: ActiveRun, again: bool) -> None:
+        """End the work of a thread on a session; schedule the session again if its queue may hold more. Does nothing
+        if another thread works there now, because this one hung."""
         with self._wake:
             if self._busy.get(due.log.number) is not mine:
                 return
             del self._busy[due.log.number]
-            again = again or due.log.number in self._again
-            self._again.discard(due.log.number)
+            again = again or due.log.number in self._moved_while_busy
+            self._moved_while_busy.discard(due.log.number)
         if again:
-            self.start(due)
+            self.schedule_session(due)
 
-    def _run_next(self, due: Due, mine: Running) -> bool:
-        """Run what is first in a session's queue; whether there may be more."""
+    def _run_next(self, due: TenantLog, active_run: ActiveRun) -> bool:
+        """Run the first run in the queue of a session; return whether more may be queued."""
         store, log = self.store.for_tenant(due.tenant), due.log
-        view = view_of(store.head(log).view)
-        turn, asked = view.turn, log.number in self._reopened
-        agent = self._reopened.pop(log.number, None)
-        if view.life != "live":
+        view = decode_view(store.head(log).view)
+        turn, must_reopen = view.turn, log.number in self._turns_to_reopen
+        agent = self._turns_to_reopen.pop(log.number, None)
+        if view.lifecycle != "live":
             return False
-        if turn is not None and asked:
+        if turn is not None and must_reopen:
             run, seq = turn.run, turn.question or turn.first
         elif view.queue:
             run, seq = view.queue[0]
         else:
             return False
         is_open = turn is not None and turn.run == run
-        if turn is not None and turn.waiting and not turn.parked and not (is_open and asked):
-            return False  # a person comes first
-        begun = store.event(log, seq)  # the queued message; or how a turn began that was never queued
+        if turn is not None and turn.waiting and not turn.parked and not (is_open and must_reopen):
+            return False  # the turn waits for a person
+        begun = store.event(log, seq)  # the queued message; of a turn that was never queued, its first event
         if begun.erased and not is_open:
-            self._drop(store, log, run, None)
+            self._drop_run(store, log, run, None)
             return True
         try:
-            world = self._world(store, log, begun, agent or begun.data.get("agent"))
-            opening = self._begin(world, begun, resumed=is_open)
+            runtime = self._make_runtime(store, log, begun, agent or begun.data.get("agent"))
+            opening = self._begin_turn(runtime, begun, resumed=is_open)
         except (SessionBusy, Conflict):
-            return False  # somebody else is at work there, and goes on with the queue when that is done
+            return False  # another process holds the lease, and runs the queue after its turn
         except StoreError:
             raise
         except TurnCancelled:
-            return True  # it was taken from the queue meanwhile
+            return True  # the run was taken from the queue since the head was read
         except TurnParked as error:
-            self._tell_waiters(run, error)
+            self._callbacks.notify(run, error)
             return True
-        except AgentError as error:  # it cannot even begin: nobody to answer, instructions that lack state
-            self._drop(store, log, run, error)
+        except AgentError as error:  # it cannot begin: an unknown agent, instructions that lack state
+            self._drop_run(store, log, run, error)
             return True
         if opening is None:
             return False
-        if is_open and not asked:
-            self.taken_over += 1
-        mine.run, mine.world = run, world
-        self._perform(world, opening, store, log, run)
-        return world.more
+        if is_open and not must_reopen:
+            self.takeovers += 1
+        active_run.run, active_run.runtime = run, runtime
+        self._drive_turn(runtime, opening, store, log, run)
+        return runtime.may_have_queued
 
-    def _world(self, store: Store, log: Log, begun: Event | Draft, agent: str | None) -> World:
-        part = self._cast(store, log, agent)
+    def _make_runtime(self, store: Store, log: Log, begun: Event | Draft, agent: str | None) -> TurnRuntime:
+        part = self._responder_for(store, log, agent)
         options = dict(begun.data.get("options", {}))
         schema = options.pop("schema", None)
-        shape = None if schema is None else OutputShape(schema)
-        world = World(
+        shape = None if schema is None else OutputShape.from_log(schema)
+        runtime = TurnRuntime(
             store,
             log,
             part.plan,
             session=part.session,
-            temp=part.session._temp,
             shape=shape,
             options=options,
             run=begun.run,
         )
-        world.detached = True
-        return world
+        runtime.is_detached = True
+        return runtime
 
-    def _begin(self, world: World, queued: Event, *, resumed: bool) -> list[Draft] | None:
+    def _begin_turn(self, runtime: TurnRuntime, queued: Event, *, resumed: bool) -> list[Draft] | None:
         if resumed:
-            return [] if world.reopen() else None
-        (row,) = world.store.read(world.log, queued.seq, queued.seq)
-        message = message_of(world.store, world.log, row)
-        return world.open_with(message, queued.data.get("metadata"), queued)
+            return [] if resume_turn(runtime) else None
+        (row,) = runtime.store.read(runtime.log, queued.seq, queued.seq)
+        message = message_of(runtime.store, runtime.log, row)
+        return begin_turn(runtime, message, queued.data.get("metadata"), queued=queued)
 
-    def _perform(
-        self, world: World, opening: list[Draft], store: Store, log: Log, run: str, *, direct: bool = False
-    ) -> Result:
-        """Drive a turn, and tell what happens. A `direct` one whose beginning is refused was never admitted."""
-        result: Result = None
-        tell, at, n = self._listener.tell, -1, 0
+    def _drive_turn(
+        self, runtime: TurnRuntime, opening: list[Draft], store: Store, log: Log, run: str, *, direct: bool = False
+    ) -> RunResult:
+        """Drive a turn, publish its deltas and return its result. A `direct` turn is admitted by its first append: if
+        that append is refused, its error is raised."""
+        result: RunResult = None
+        publish, at, n = self._listener.publish_delta, -1, 0
         try:
-            for event in drive(world, opening):
-                if world.at != at:  # the turn appended something
-                    at, n = world.at, 0
-                    self._listener.nudge(log)
+            for event in drive(runtime, opening):
+                if runtime.last_seq != at:  # the turn appended something
+                    at, n = runtime.last_seq, 0
+                    self._listener.notify_append(log)
                 if isinstance(event, _DELTAS):
                     n += 1
-                    tell(log, event, at, n)
+                    publish(log, event, at, n)
                 elif type(event) is TurnDone:
                     result = event.response
-        except (Conflict, SessionBusy, AskedBefore) as error:
-            if world.renewal is None:
+        except (Conflict, SessionBusy, AlreadyAdmitted) as error:
+            if runtime.renewal is None:
                 if direct:
                     raise
-                return None  # somebody else began first
+                return None  # another process began it first
             result = error
         except StaleEpoch:
-            result = None  # cancelled or taken over: the log says what became of it
+            result = None  # cancelled or taken over: the log has the outcome
         except StoreError as error:
-            result = error if world.renewal is None else None  # else the turn is taken up again when the store is back
-            self._owed[log.number] = (store, log, run)
+            result = error if runtime.renewal is None else None  # a begun turn is resumed when the store is back
+            self._unreleased[log.number] = (store, log, run)
         except AgentError as error:
             result = error
             cause = error.__cause__
             if isinstance(error, TurnFailed) and cause is not None and not isinstance(cause, AgentError):
-                self.on_broken(cause)
-                result = error = broken(cause)
-            if world.renewal is None:  # it was refused before anything was stored
+                self.on_unexpected_error(cause)
+                result = error = hide_error(cause)
+            if runtime.renewal is None:  # it was refused before its first append
                 if direct:
                     raise error
-                self._drop(store, log, run, error)
+                self._drop_run(store, log, run, error)
         finally:
-            self._listener.nudge(log)
-        if world.retained and isinstance(result, Response):
+            self._listener.notify_append(log)
+        if runtime.has_retention and isinstance(result, Response):
             with suppress(AgentError):
-                world.session._prune_if_asked()  # type: ignore[attr-defined]
+                runtime.session.prune_if_due()
         crashpoint("run over")
-        self.on_end(_word(result))
-        self._tell_waiters(run, result)
+        self.on_end(_outcome_label(result))
+        self._callbacks.notify(run, result)
         return result
 
-    def _drop(self, store: Store, log: Log, run: str, error: AgentError | None) -> None:
-        """Take a run from the queue that cannot be begun, and say why."""
+    def _drop_run(self, store: Store, log: Log, run: str, error: AgentError | None) -> None:
+        """Take a run that cannot begin out of the queue, with the reason."""
         data: dict[str, Any] = {}
         if error is not None:
             data["error"] = error_data(error)
         store.append(log, [Draft(type="run.dropped", run=run, data=data)])
-        self._listener.nudge(log)
-        self.on_end(_word(error or TurnCancelled()))
-        self._tell_waiters(run, error or TurnCancelled())
+        self._listener.notify_append(log)
+        self.on_end(_outcome_label(error or TurnCancelled()))
+        self._callbacks.notify(run, error or TurnCancelled())
 
-    def _tell_waiters(self, run: str, result: Result) -> None:
-        for told in self._waiters.pop(run, []):
-            told(result)
+    # -- runs of other processes -----------------------------------------------------------------------------------
 
-    # -- what others left ------------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """Find queued runs that nobody is at: of a process that died, or that was admitted by one that runs nothing."""
+    def _poll_abandoned(self) -> None:
+        """Find queued runs that no process works on: their process died, or a process without threads admitted them."""
         while not self._stopping:
             with suppress(AgentError):
-                self._give_back_owed()
-                self._look_once()
-            self.store.ids.sleep(self._look_every)
+                self._release_leftover_leases()
+                self._start_abandoned_runs()
+            self.store.clock.sleep(self._look_every)
 
-    def _give_back_owed(self) -> None:
-        """Free what this process holds and is not at any more, so that the turn is taken up at once."""
-        for number, (store, log, run) in list(self._owed.items()):
+    def _release_leftover_leases(self) -> None:
+        """Release leases that this process holds for turns it no longer runs, so that they are taken over at once."""
+        for number, (store, log, run) in list(self._unreleased.items()):
             if number not in self._busy:
                 head = store.head(log)
-                turn, lease = view_of(head.view).turn, store.lease(log)
-                if turn is not None and turn.run == run and lease is not None and lease.holder == holder(run):
+                turn, lease = decode_view(head.view).turn, store.lease(log)
+                if turn is not None and turn.run == run and lease is not None and lease.holder == encode_holder(run):
                     with suppress(StaleEpoch):
                         store.append(log, [], epoch=head.epoch, release=True)
-                self._owed.pop(number, None)
+                self._unreleased.pop(number, None)
 
-    def _look_once(self) -> None:
+    def _start_abandoned_runs(self) -> None:
+        """Schedule every session with queued runs and no live lease."""
         after = 0
-        while found := self.store.work(after=after, limit=LOOKED_AT):
+        while found := self.store.logs_with_queued_runs(after=after, limit=POLL_PAGE):
             after = found[-1].log.number
             for due in found:
-                is_ours = due.log.number in self._busy or due.log.number in self._queued
-                if not is_ours and (due.lease is None or not due.lease.alive):
-                    self.start(due)
+                is_ours = due.log.number in self._busy or due.log.number in self._ready
+                if not is_ours and (due.lease is None or not due.lease.is_alive):
+                    self.schedule_session(due)
 
 
-def _give_up(world: World) -> None:
-    """Free the session of a turn that this process will not finish: its own appends are refused from now on."""
-    claim = Claim(holder=holder(world.store.ids.new()), seconds=lease_seconds())
+def _release_turn(runtime: TurnRuntime) -> None:
+    """Release the lease of a turn that this process will not finish; its later appends are refused."""
+    claim = Claim(holder=encode_holder(runtime.store.clock.new_id()), seconds=lease_seconds())
     with suppress(AgentError):
-        world.store.append(world.log, [], epoch=world.epoch, claim=claim, release=True)
+        runtime.store.append(runtime.log, [], epoch=runtime.epoch, claim=claim, release=True)
 
 
-def _word(result: Result) -> str:
-    """An outcome as a metric counts it."""
+def _outcome_label(result: RunResult) -> str:
+    """Return the outcome of a run as the metrics label it."""
     if isinstance(result, Response):
         return result.status
     return "cancelled" if result is None or isinstance(result, TurnCancelled) else "failed"

@@ -1,1 +1,1 @@
-"""What a request passes before it is routed."""
+"""The way of a request before its route: header limits, origins, body limits, and the table of routes."""

@@ -1,7 +1,8 @@
 """Limits on the head of a request: its size and its time. uvicorn has neither with httptools.
 
 A client that sends its headers a byte at a time, or never ends them, costs one connection for half a minute at most and
-16 KiB of memory.
+16 KiB of memory. `HeaderLimits` subclasses uvicorn's protocol class, which is private to uvicorn: it was written for
+uvicorn 0.54.0, so check it when that version changes.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 ABORT = "holdfast.abort"
-LONGEST = 16 << 10  # bytes of the request line and all headers
-SECONDS = 30.0
+MAX_HEAD_BYTES = 16 << 10  # request line and all headers
+HEAD_SECONDS = 30.0
 _END = b"\r\n\r\n"
 _REFUSALS = {
     400: (b"400 Bad Request", "bad_request", "this is not HTTP"),
-    408: (b"408 Request Timeout", "request_timeout", f"the headers did not arrive within {SECONDS:g} s"),
-    431: (b"431 Request Header Fields Too Large", "headers_too_large", f"the headers have more than {LONGEST} bytes"),
+    408: (b"408 Request Timeout", "request_timeout", f"the headers did not arrive within {HEAD_SECONDS:g} s"),
+    431: (
+        b"431 Request Header Fields Too Large",
+        "headers_too_large",
+        f"the headers have more than {MAX_HEAD_BYTES} bytes",
+    ),
 }
 
 
@@ -26,77 +31,77 @@ class _TooLarge(Exception):
     pass
 
 
-class LimitedHeads(HttpToolsProtocol):
-    """The connection of a client, which must say what it wants in time and in few words."""
+class HeaderLimits(HttpToolsProtocol):
+    """The connection of a client, whose head must arrive in time and within the size limit."""
 
     _in_head = True
     _size = 0  # bytes of this head so far
-    _fields = 0  # the same, as the parser saw them
-    _last = b""  # the end of what came before, in which the end of the head may begin
+    _parsed_size = 0  # bytes of this head that the parser has seen
+    _previous_end = b""  # last bytes of the data before, in which the end of the head may begin
     _timer: asyncio.TimerHandle | None = None
-    _status = 400
+    _refusal_status = 400
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._timer = self.loop.call_later(SECONDS, self._late)
+        self._timer = self.loop.call_later(HEAD_SECONDS, self._on_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self._cancel_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             if self._timer is None:
-                self._timer = self.loop.call_later(SECONDS, self._late)
-            end = (self._last + data).find(_END)
-            self._size += len(data) if end < 0 else end - len(self._last)
-            self._last = data[-3:]
-            if self._size > LONGEST:
+                self._timer = self.loop.call_later(HEAD_SECONDS, self._on_timeout)
+            end = (self._previous_end + data).find(_END)
+            self._size += len(data) if end < 0 else end - len(self._previous_end)
+            self._previous_end = data[-3:]
+            if self._size > MAX_HEAD_BYTES:
                 self._refuse(431)
                 return
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        self._fields = 0
+        self._parsed_size = 0
         super().on_message_begin()
-        # ASGI has no word for ending a connection whose client takes nothing: closing waits for it.
+        # ASGI cannot abort a connection whose client reads nothing: closing waits for the client.
         self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._count_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._count_bytes(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._stop()
+        self._cancel_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_head, self._size, self._last = True, 0, b""  # the next one
+        self._in_head, self._size, self._previous_end = True, 0, b""  # the next request
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         if not self._in_head:
-            self.transport.close()  # it was answered before it was whole: nobody reads the rest, in whatever time
+            self.transport.close()  # answered before the request was complete: the rest is never read
         super().on_response_complete()
 
-    def _count(self, size: int) -> None:
-        self._fields += size
-        if self._fields > LONGEST:
-            self._status = 431
+    def _count_bytes(self, size: int) -> None:
+        self._parsed_size += size
+        if self._parsed_size > MAX_HEAD_BYTES:
+            self._refusal_status = 431
             raise _TooLarge
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._status)
+        self._refuse(self._refusal_status)
 
-    def _late(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # in the middle of an answer there is no other word
+            self.transport.close()  # in the middle of an answer no error can be sent
         else:
             self._refuse(408)
 
@@ -108,7 +113,7 @@ class LimitedHeads(HttpToolsProtocol):
             self.transport.write(head % (line, len(body)) + body)
             self.transport.close()
 
-    def _stop(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""What every request passes before it is routed, and what every answer carries. Plain ASGI, so that it costs little.
+"""The middleware around the application: checks before routing, and headers of every answer. Plain ASGI, for speed.
 
-A page in somebody's browser can reach a server on loopback: through a name that it lets point here, or by sending what
-browsers send without asking. So the Host must be one of ours, the Origin too, and a body must be declared as JSON,
-whatever the address asked for and whether or not a key comes along.
+A web page in a browser on this machine can reach a server on loopback: through a host name that points here, or with
+requests that browsers send without a preflight. So the Host must be one of the server's, the Origin must be allowed,
+and a body must be declared as JSON, for every address and with or without a key.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.clock import REAL
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import AgentError, BodyTooLarge, RequestTimeout, UnsupportedMediaType
-from holdfast.server import logging as logs
-from holdfast.server.auth import WHO
+from holdfast.server import logging as server_logging
+from holdfast.server.auth import CALLER
 from holdfast.server.config import Config
-from holdfast.server.errors import REQUEST_ID, error_response, unexpected
-from holdfast.server.http.origins import Headers, Sites
+from holdfast.server.errors import REQUEST_ID, error_response, log_unexpected_error
+from holdfast.server.http.origins import Headers, OriginPolicy
 from holdfast.server.metrics import Metrics
 
-READ_HERE = frozenset(
+CHECKED_HEADERS = frozenset(
     (
         b"host",
         b"origin",
@@ -38,28 +38,28 @@ READ_HERE = frozenset(
         b"access-control-request-method",
     )
 )
-ON_EVERY_ANSWER = (
+SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-UNLESS_SET = (  # a page says itself what it may load
+DEFAULT_HEADERS = (  # the page at / sends its own policy
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
-LARGE = ("/message", "/message/stream", "/messages", "/sessions/import")  # these carry files
+LARGE_BODY_PATHS = ("/message", "/message/stream", "/messages", "/sessions/import")  # their bodies carry files
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
-QUIET = frozenset(("/health", "/ready", "/metrics"))  # asked for all day long, by machines
-WORTH_CLOSING = 64 * 1024  # bytes of a body that we will not read: the connection is not kept for it
+QUIET_ROUTES = frozenset(("/health", "/ready", "/metrics"))  # monitoring requests them all the time
+MAX_UNREAD_BYTES = 64 * 1024  # of a refused body; above this the connection is closed
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
-STRAIGHT = "holdfast.send"  # in the scope: the way out that passes nobody, for the frames of a stream
+DIRECT_SEND = "holdfast.send"  # in the scope: `send` without the middleware, for the frames of a stream
 
 
-class Guarded(Protocol):
-    """What the guard needs of a server."""
+class ServerLike(Protocol):
+    """The parts of a server that the middleware needs. A protocol, because the app imports this module."""
 
     @property
     def config(self) -> Config: ...
@@ -68,136 +68,138 @@ class Guarded(Protocol):
     def metrics(self) -> Metrics: ...
 
 
-class Guard:
-    """ASGI around the application."""
+class SecurityMiddleware:
+    """The ASGI middleware around the application."""
 
-    def __init__(self, app: ASGIApp, server: Guarded) -> None:
+    def __init__(self, app: ASGIApp, server: ServerLike) -> None:
         self.app, self.config, self.metrics = app, server.config, server.metrics
-        self.sites = Sites(server.config)
-        # Asking the system for randomness gives the interpreter's lock away: once, not for every request.
-        self._process, self._requests = REAL.new(), count()
+        self.origin_policy = OriginPolicy(server.config)
+        # Reading randomness from the system releases the interpreter lock: do it once, not for every request.
+        self._process, self._requests = SYSTEM_CLOCK.new_id(), count()
 
-    def new_id(self) -> str:
-        """An id for a request: unique, and in the order in which they came."""
+    def new_request_id(self) -> str:
+        """Return a unique id for a request; ids are in the order of arrival."""
         return f"{self._process}-{next(self._requests):x}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._other(scope, receive, send)
+            await self._handle_other_scope(scope, receive, send)
             return
         headers: Headers = {}
         for name, value in scope["headers"]:
-            if name in READ_HERE:
+            if name in CHECKED_HEADERS:
                 headers.setdefault(name, []).append(value)
         exchange = Exchange(self, scope, headers, send)
         try:
-            self.sites.check(headers)
+            self.origin_policy.check(headers)
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers and exchange.origin:
-                await Response(None, 204, self.sites.preflight)(scope, receive, exchange.send)
+                await Response(None, 204, self.origin_policy.preflight)(scope, receive, exchange.send)
             else:
-                await self.app(scope, self._body(scope, headers, receive, exchange), exchange.send)
+                await self.app(scope, self._check_body(scope, headers, receive, exchange), exchange.send)
         except ClientDisconnect:
             pass
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is answered, noted, and never shown
-            await exchange.fail(error, receive)
+        except Exception as error:  # noqa: BLE001 - every error is answered and logged, and none is shown
+            await exchange.answer_error(error, receive)
         finally:
-            exchange.end()
+            exchange.log_end()
 
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_other_scope(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: a 403
+            await send(
+                {"type": "websocket.close", "code": 1008}
+            )  # before the handshake is accepted, so the client gets a 403
 
-    def _body(self, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange) -> Receive:
-        """Check what is said about the body, and watch over what comes of it."""
+    def _check_body(self, scope: Scope, headers: Headers, receive: Receive, exchange: Exchange) -> Receive:
+        """Check the headers of a body; return a `receive` that enforces its limits."""
         lengths, kinds = headers.get(b"content-length"), headers.get(b"content-type")
         is_chunked = b"transfer-encoding" in headers
         has_body = is_chunked or (lengths is not None and lengths != [b"0"])
         if (has_body or kinds) and scope["method"] in WITH_BODY and not _is_json(kinds):
-            exchange.leaves_unread = has_body
+            exchange.has_unread_body = has_body
             raise UnsupportedMediaType
         if not has_body:
             return receive
-        limit = self.config.large_body if scope["path"].endswith(LARGE) else self.config.body
+        limit = self.config.large_body if scope["path"].endswith(LARGE_BODY_PATHS) else self.config.body
         announced = int(lengths[0]) if lengths and lengths[0].isdigit() and len(lengths[0]) < 20 else None
-        exchange.leaves_unread = announced is None or announced > WORTH_CLOSING
+        exchange.has_unread_body = announced is None or announced > MAX_UNREAD_BYTES
         if announced is not None and announced > limit:
             raise BodyTooLarge(limit)
-        return Body(receive, limit, self.config.body_seconds, exchange)
+        return LimitedBody(receive, limit, self.config.body_seconds, exchange)
 
 
 class Exchange:
-    """One request and its answer."""
+    """A request and its answer."""
 
-    def __init__(self, guard: Guard, scope: Scope, headers: Headers, send: Send) -> None:
-        self._guard, self._scope, self._send = guard, scope, send
-        self._started = REAL.elapsed()
+    def __init__(self, middleware: SecurityMiddleware, scope: Scope, headers: Headers, send: Send) -> None:
+        self._middleware, self._scope, self._send = middleware, scope, send
+        self._started = SYSTEM_CLOCK.monotonic()
         asked = headers.get(b"x-request-id")
         is_theirs = asked is not None and len(asked) == 1 and _REQUEST_ID.fullmatch(asked[0])
-        self.request_id: str = asked[0].decode() if asked and is_theirs else guard.new_id()
-        self.origin = guard.sites.allowed_origin(headers)
+        self.request_id: str = asked[0].decode() if asked and is_theirs else middleware.new_request_id()
+        self.origin = middleware.origin_policy.match_origin(headers)
         self.status = 0
-        self.leaves_unread = False  # a large body may still be on its way
-        scope[REQUEST_ID], scope[STRAIGHT] = self.request_id, send
-        logs.request_id.set(self.request_id)
+        self.has_unread_body = False  # whether a large body may still arrive
+        scope[REQUEST_ID], scope[DIRECT_SEND] = self.request_id, send
+        server_logging.request_id.set(self.request_id)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = self._completed(message["headers"])
-            seconds = REAL.elapsed() - self._started
-            self._guard.metrics.observed(self._route(), self._method(), self.status, seconds)
+            message["headers"] = self._complete_headers(message["headers"])
+            seconds = SYSTEM_CLOCK.monotonic() - self._started
+            self._middleware.metrics.observe_request(self._route_template(), self._method_label(), self.status, seconds)
         await self._send(message)
 
-    def _completed(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def _complete_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         there = {name for name, _ in headers}
-        added = [*headers, *ON_EVERY_ANSWER, (b"x-request-id", self.request_id.encode())]
-        added += [each for each in UNLESS_SET if each[0] not in there]
+        added = [*headers, *SECURITY_HEADERS, (b"x-request-id", self.request_id.encode())]
+        added += [each for each in DEFAULT_HEADERS if each[0] not in there]
         if self.origin:
             added.append((b"access-control-allow-origin", self.origin))
             added.append((b"access-control-expose-headers", b"x-request-id, retry-after, idempotency-replayed"))
-        if self._guard.sites.has_origins:
+        if self._middleware.origin_policy.has_origins:
             added.append((b"vary", b"origin"))
-        if self.status >= 400 and self.leaves_unread and b"connection" not in there:
+        if self.status >= 400 and self.has_unread_body and b"connection" not in there:
             added.append((b"connection", b"close"))
         return added
 
-    async def fail(self, error: Exception, receive: Receive) -> None:
-        """Answer what the application did not answer. If it had begun to, the connection is simply cut."""
+    async def answer_error(self, error: Exception, receive: Receive) -> None:
+        """Answer an error that the application did not answer. If an answer has begun, the connection is cut."""
         if not isinstance(error, AgentError):
-            unexpected(error, metrics=self._guard.metrics, where=self._route())
+            log_unexpected_error(error, metrics=self._middleware.metrics, where=self._route_template())
         elif not self.status:
-            self._guard.metrics.refused.labels(error.code).inc()
+            self._middleware.metrics.refusals.labels(error.code).inc()
         if not self.status:
             await error_response(error, self.request_id)(self._scope, receive, self.send)
 
-    def end(self) -> None:
-        route = self._route()
-        level = logging.DEBUG if route in QUIET else logging.INFO
-        who = self._scope.get(WHO)
+    def log_end(self) -> None:
+        route = self._route_template()
+        level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
+        caller = self._scope.get(CALLER)
         facts = {
             "request_id": self.request_id,
-            "key_id": None if who is None else who.key_id,
-            "method": self._method(),
+            "key_id": None if caller is None else caller.key_id,
+            "method": self._method_label(),
             "route": route,
             "status": self.status,
-            "milliseconds": round((REAL.elapsed() - self._started) * 1000, 2),
+            "milliseconds": round((SYSTEM_CLOCK.monotonic() - self._started) * 1000, 2),
         }
-        logs.note_request(level, facts)
+        server_logging.log_request(level, facts)
 
-    def _route(self) -> str:
-        """The template of the route, never the path: that has ids in it, and whatever a stranger writes there."""
+    def _route_template(self) -> str:
+        """Return the template of the route, never the path: a path has ids and any text that a client sends."""
         route = getattr(self._scope.get("route"), "path", None)
         return route if isinstance(route, str) else "(none)"
 
-    def _method(self) -> str:
+    def _method_label(self) -> str:
         method: str = self._scope["method"]
         return method if method in METHODS else "(other)"
 
 
-class Body:
-    """Receives a body, within its limit and its time."""
+class LimitedBody:
+    """Receives a body within its size limit and its time."""
 
     def __init__(self, receive: Receive, limit: int, seconds: float, exchange: Exchange) -> None:
         self._receive, self._limit, self._seconds, self._exchange = receive, limit, seconds, exchange
@@ -205,7 +207,7 @@ class Body:
         self._size, self._is_over = 0, False
 
     async def __call__(self) -> Message:
-        if self._is_over:  # what comes now is that the client leaves
+        if self._is_over:  # the next message is the disconnect
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -213,7 +215,7 @@ class Body:
         except TimeoutError:
             raise RequestTimeout(self._seconds) from None
         if message["type"] != "http.request" or not message.get("more_body", False):
-            self._is_over, self._exchange.leaves_unread = True, False
+            self._is_over, self._exchange.has_unread_body = True, False
         self._size += len(message.get("body", b""))
         if self._size > self._limit:
             raise BodyTooLarge(self._limit)

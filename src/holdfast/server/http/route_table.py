@@ -1,7 +1,11 @@
-"""Finding the route of a request by the shape of its path, instead of asking every route.
+"""A table of routes by the shape of their paths, so that a request tries two or three routes instead of all of them.
 
-Routes are kept by method, number of segments and last segment; the few that share all three are asked in their order.
-Whatever is not found here goes the usual way, which also knows the wrong method and the address that is not there.
+Routes are kept by method, number of segments and last segment; routes that share all three are tried in their order. A
+request that matches none of them goes to FastAPI's router, which answers a wrong method and an unknown address.
+
+The bar for an empty authenticated request (GET /tools) is 2.5 times bare FastAPI. Three runs of the benchmark on two
+busy cores gave 1.47, 2.47 and 1.95 times with the table, and 3.14, 2.87 and 3.30 times without it. The CPU time of the
+application alone is 2.0 times that of bare FastAPI with the table, and 3.6 times without it.
 """
 
 from __future__ import annotations
@@ -15,33 +19,33 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.server.http.strict_routes import StrictRoute
 
-Shape = tuple[str, int, str]
-ANY = "{}"
+RouteKey = tuple[str, int, str]
+ANY_SEGMENT = "{}"
 
 
 class RouteTable:
-    """In front of a router that has all its routes."""
+    """An ASGI application in front of a router. It is built after the router has all its routes."""
 
     def __init__(self, router: APIRouter) -> None:
         self._router = router
-        self._routes: dict[Shape, list[APIRoute]] = {}
+        self._routes: dict[RouteKey, list[APIRoute]] = {}
         for route in router.routes:
             if isinstance(route, APIRoute):
-                for shape in _shapes(route):
+                for shape in _route_keys(route):
                     self._routes.setdefault(shape, []).append(route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             parts = scope["path"].split("/")
             method, count = scope["method"], len(parts)
-            for last in (parts[-1], ANY):  # a word of ours before an id that is spelled like it
+            for last in (parts[-1], ANY_SEGMENT):  # a fixed segment goes before an id that is spelled like it
                 for route in self._routes.get((method, count, last), ()):
-                    match, found = route.matches(scope)
+                    match, child_scope = route.matches(scope)
                     if match == Match.FULL:
                         scope["router"], scope["route"] = self._router, route
-                        scope.update(found)
-                        if isinstance(route, StrictRoute) and route.straight is not None:
-                            await route.go_straight(scope, receive, send)
+                        scope.update(child_scope)
+                        if isinstance(route, StrictRoute) and route.fast_handler is not None:
+                            await route.answer_fast(scope, receive, send)
                         else:
                             await route.handle(scope, receive, send)
                         return
@@ -49,7 +53,7 @@ class RouteTable:
         await self._router.app(scope, receive, send)
 
     def _refuse_method(self, scope: Scope) -> None:
-        """If there is something at this address, but not for this method, say for which."""
+        """Raise a 405 that names the allowed methods if the address exists, but not for this method."""
         allowed: set[str] = set()
         for route in self._router.routes:
             match, _ = route.matches(scope)
@@ -61,10 +65,10 @@ class RouteTable:
             raise HTTPException(405, headers={"Allow": ", ".join(sorted(allowed))})
 
 
-def _shapes(route: APIRoute) -> Iterable[Shape]:
+def _route_keys(route: APIRoute) -> Iterable[RouteKey]:
     parts = route.path.split("/")
     if any(":path" in part for part in parts):
-        return  # it has any number of segments
-    last = ANY if "{" in parts[-1] else parts[-1]
+        return  # it matches any number of segments: the router finds it
+    last = ANY_SEGMENT if "{" in parts[-1] else parts[-1]
     for method in route.methods or ():
         yield method, len(parts), last

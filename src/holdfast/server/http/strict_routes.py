@@ -1,6 +1,7 @@
-"""How a route reads a request: who asks comes first, then the body, under the same rules as everything we store.
+"""How a route reads a request: the permission is checked first, then the body is parsed strictly.
 
-FastAPI alone would parse the body of whoever sends one, and with the lenient parser of the standard library.
+FastAPI alone would parse a body before it knows the caller, and with the lenient parser of the standard library. Bodies
+follow the same rules as everything in the log.
 """
 
 from __future__ import annotations
@@ -14,71 +15,76 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from holdfast.concurrency import off_thread
 from holdfast.errors import BodyTooLarge, Forbidden, InvalidArgument
 from holdfast.log import codec
 from holdfast.server.auth import Require, dependency_of
-from holdfast.server.idempotency import once
+from holdfast.server.idempotency import answer_once
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)
 MAX_NODES = 10_000
-INLINE = 16 * 1024  # bytes: what is larger is parsed on a thread, and others are served meanwhile
+MAX_INLINE_BYTES = 16 * 1024  # a larger body is parsed on a thread, so that the event loop serves other requests
 WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")
 # Possessive, so that a long text costs no memory per character.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,]', re.DOTALL)
 
 
 def parse_body(body: bytes) -> Any:  # noqa: ANN401 - a JSON value
-    """JSON of at most `MAX_NODES` values; those are counted before anything is built from them."""
+    """Parse JSON of at most `MAX_NODES` values; raise BodyTooLarge if it has more. Values are counted before they are
+    built."""
     tokens = 0
     for _ in _TOKEN.finditer(body):
         tokens += 1
-        if tokens > 3 * MAX_NODES:  # a value, its key and its comma
+        if tokens > 3 * MAX_NODES:  # a value has at most a key and a comma beside it
             raise BodyTooLarge(MAX_NODES, "values")
     value = codec.parse(body)
-    if tokens >= MAX_NODES and _nodes(value) > MAX_NODES:
+    if tokens >= MAX_NODES and _count_nodes(value) > MAX_NODES:
         raise BodyTooLarge(MAX_NODES, "values")
     return value
 
 
-def _nodes(value: object) -> int:
-    waiting, found = [value], 0
+def _count_nodes(value: object) -> int:
+    waiting, count = [value], 0
     while waiting:
         each = waiting.pop()
-        found += 1
+        count += 1
         if isinstance(each, dict):
             waiting += each.values()
         elif isinstance(each, list):
             waiting += each
-    return found
+    return count
 
 
 class StrictRequest(Request):
-    """A request whose JSON was read strictly."""
+    """A request whose JSON is parsed strictly."""
 
-    async def read(self) -> None:
+    async def read_json(self) -> None:
+        """Parse the body, so that FastAPI finds it parsed."""
         body = await self.body()
         if body:
-            self._json = parse_body(body) if len(body) <= INLINE else await off_thread(parse_body, body)
+            self._json = parse_body(body) if len(body) <= MAX_INLINE_BYTES else await off_thread(parse_body, body)
 
 
-def goes_straight(handler: Callable[[Request, Any], Coroutine[Any, Any, Response]]) -> Callable[[Endpoint], Endpoint]:
-    """For a route that is asked often and takes little: `handler` answers it, and FastAPI only documents the endpoint.
-    What FastAPI does for five query parameters takes as long as reading a page from the store."""
+def fast_path(handler: Callable[[Request, Any], Coroutine[Any, Any, Response]]) -> Callable[[Endpoint], Endpoint]:
+    """Mark an endpoint whose requests `handler` answers; FastAPI only documents it.
 
-    def mark(endpoint: Endpoint) -> Endpoint:
+    For GET /sessions, whose bar is 4 times `Session.list`. FastAPI takes as long for its five query parameters as for
+    reading the page from the store: a page of 50 takes 3.6, 3.7 and 4.0 times as long as `Session.list` with
+    this, and 4.8, 9.1 and 5.7 times as long without it.
+    """
+
+    def mark_endpoint(endpoint: Endpoint) -> Endpoint:
         endpoint.straight = handler  # type: ignore[attr-defined]
         return endpoint
 
-    return mark
+    return mark_endpoint
 
 
-def query_of(request: Request, kind: type[Model]) -> Model:
-    """The query of a request as a model has it; refused in the words of every other route."""
+def parse_query(request: Request, kind: type[Model]) -> Model:
+    """Return the query of a request as a model; raise RequestValidationError, as FastAPI does for other routes."""
     given = dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True))
     try:
         return kind.model_validate(given)
@@ -88,53 +94,46 @@ def query_of(request: Request, kind: type[Model]) -> Model:
 
 
 class StrictRoute(APIRoute):
-    """For every router of the server: `APIRouter(route_class=StrictRoute)`."""
+    """The route class of every router of the server: `APIRouter(route_class=StrictRoute)`."""
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        # Every route is asked about every request: most are told apart by how they end, without their pattern.
-        if scope["type"] == "http" and not scope["path"].endswith(self._end):
-            return Match.NONE, {}
-        return super().matches(scope)
-
-    async def go_straight(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer without FastAPI, under the same rules."""
-        assert self.straight is not None
+    async def answer_fast(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the fast handler instead of FastAPI, after the same checks."""
+        assert self.fast_handler is not None
         if not isinstance(self._permission, Require):
             raise Forbidden("this address declares no permission, so nobody has it")
         request = Request(scope, receive, send)
-        who = await self._permission(request)
+        caller = await self._permission(request)
         if b"&" in scope["query_string"]:
             self._refuse_repeated(scope["query_string"])
-        response: Response = await self.straight(request, who)
+        response: Response = await self.fast_handler(request, caller)
         await response(scope, receive, send)
 
     def _refuse_repeated(self, query: bytes) -> None:
-        """A parameter given twice: which one is meant? Only those that are lists may be."""
-        several = {each.alias for each in self.dependant.query_params if "list[" in str(each.field_info.annotation)}
+        """Raise InvalidArgument if a parameter that is no list is given twice: no rule says which value counts."""
+        lists = {each.alias for each in self.dependant.query_params if "list[" in str(each.field_info.annotation)}
         names = [name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
         for name in names:
-            if name not in several and names.count(name) > 1:
+            if name not in lists and names.count(name) > 1:
                 raise InvalidArgument(f"{name[:40]!r} is given twice in the query: give it once")
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        self._end = self.path.rpartition("}")[2]
         answer = super().get_route_handler()
         permission = dependency_of(self)
         has_own_answers = getattr(self.endpoint, "own_answers", False)
-        self._permission, self.straight = permission, getattr(self.endpoint, "straight", None)
+        self._permission, self.fast_handler = permission, getattr(self.endpoint, "straight", None)
 
         async def handle(received: Request) -> Response:
             request = StrictRequest(received.scope, received.receive, received._send)
             if permission is None:
                 raise Forbidden("this address declares no permission, so nobody has it")
-            who = await permission(request) if isinstance(permission, Require) else None
+            caller = await permission(request) if isinstance(permission, Require) else None
             if b"&" in request.scope["query_string"]:
                 self._refuse_repeated(request.scope["query_string"])
             if request.method not in WITH_BODY:
                 return await answer(request)
-            await request.read()
-            if who is None or has_own_answers:
+            await request.read_json()
+            if caller is None or has_own_answers:
                 return await answer(request)
-            return await once(request, who, lambda: answer(request))
+            return await answer_once(request, caller, lambda: answer(request))
 
         return handle

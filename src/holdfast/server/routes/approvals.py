@@ -1,4 +1,4 @@
-"""What a person has to decide or to look at: waiting calls, unfinished turns, and what it all took."""
+"""Calls that wait for a person, unfinished turns, and usage."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from starlette.responses import Response
 from holdfast.server.auth import Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
-from holdfast.server.schemas import requests as bodies
-from holdfast.server.schemas import responses as schemas
-from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, pending_dict, refused, reply
+from holdfast.server.schemas import requests, responses
+from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, field_error, json_response, pending_dict
 from holdfast.session.session import Session
 
 router = APIRouter(route_class=StrictRoute, tags=["approvals"], responses=ERRORS)
@@ -22,36 +21,36 @@ router = APIRouter(route_class=StrictRoute, tags=["approvals"], responses=ERRORS
     "/sessions/{session_id}/approvals",
     operation_id="list_approvals",
     summary="Calls that wait for a person",
-    response_model=schemas.Approvals,
+    response_model=responses.Approvals,
 )
-def list_approvals(who: Reader, session_id: SessionId) -> Response:
+def list_approvals(caller: Reader, session_id: SessionId) -> Response:
     """The calls that wait for a decision."""
-    return reply(_pending(who.open(session_id)))
+    return json_response(_list_pending(caller.open_session(session_id)))
 
 
 @router.post(
     "/sessions/{session_id}/approvals/{call_id:path}",
     operation_id="decide_approval",
     summary="Approve or refuse a call",
-    response_model=schemas.Approvals,
+    response_model=responses.Approvals,
 )
 def decide_approval(
-    who: Writer, server: Serving, session_id: SessionId, call_id: str, body: bodies.Decision
+    caller: Writer, server: Serving, session_id: SessionId, call_id: str, body: requests.Decision
 ) -> Response:
-    """The turn goes on with the next resume. Answers with what still waits."""
+    """Approve or refuse a call. The turn goes on with the next resume. Returns the calls that still wait."""
     if body.approved and body.reason is not None:
-        raise refused("reason", "a reason is for a refusal, and is told to the model: leave it out")
-    session = who.open(session_id)
-    actor = actor_of(who, body.actor)
+        raise field_error("reason", "a reason is for a refusal, and is told to the model: leave it out")
+    session = caller.open_session(session_id)
+    actor = actor_of(caller, body.actor)
     if body.approved:
         session.approve(call_id, actor=actor)
     else:
         session.deny(call_id, body.reason, actor=actor)
-    server.feed.nudge(session._log)
-    return reply(_pending(session))
+    server.feed.notify_append(session.log)
+    return json_response(_list_pending(session))
 
 
-def _pending(session: Session) -> dict[str, object]:
+def _list_pending(session: Session) -> dict[str, object]:
     return {"pending": [pending_dict(call) for call in session.pending]}
 
 
@@ -59,22 +58,22 @@ def _pending(session: Session) -> dict[str, object]:
     "/sessions/{session_id}/unfinished",
     operation_id="get_unfinished",
     summary="A turn that a crash cut",
-    response_model=schemas.Unfinished,
+    response_model=responses.Unfinished,
 )
-def get_unfinished(who: Reader, session_id: SessionId) -> Response:
-    """Null if there is none, or if somebody is at work on it."""
-    found = who.open(session_id).unfinished
-    return reply({"unfinished": None if found is None else asdict(found)})
+def get_unfinished(caller: Reader, session_id: SessionId) -> Response:
+    """The unfinished turn; null if there is none, or if a process works on it."""
+    found = caller.open_session(session_id).unfinished
+    return json_response({"unfinished": None if found is None else asdict(found)})
 
 
 @router.get(
-    "/sessions/{session_id}/usage", operation_id="get_usage", summary="What it took", response_model=schemas.Used
+    "/sessions/{session_id}/usage", operation_id="get_usage", summary="Usage and cost", response_model=responses.Used
 )
-def get_usage(who: Reader, session_id: SessionId) -> Response:
-    """Tokens of every model call, what they cost, and the budget."""
-    session = who.open(session_id)
+def get_usage(caller: Reader, session_id: SessionId) -> Response:
+    """The tokens of all model calls, their cost, and the budget."""
+    session = caller.open_session(session_id)
     budget = session.budget
-    return reply(
+    return json_response(
         {
             "usage": session.usage.to_dict(),
             "cost": session.cost,

@@ -1,4 +1,4 @@
-"""Taking sessions out and in, checking them, and what of them must go or must stay."""
+"""Export, import, verification, redaction, legal holds and erasure of sessions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from holdfast.server.auth import Admin, Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.routes.imports import import_session
-from holdfast.server.schemas import requests as bodies
-from holdfast.server.schemas import responses as schemas
-from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, reply, session_full
+from holdfast.server.schemas import requests, responses
+from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, json_response, session_dict
 
 router = APIRouter(route_class=StrictRoute, tags=["keeping"], responses=ERRORS)
 _MEDIA = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
@@ -35,10 +34,10 @@ _SUFFIX = {"jsonl": "jsonl", "markdown": "md", "html": "html"}
     },
 )
 def export_session(
-    who: Reader, session_id: SessionId, format: Annotated[Literal["jsonl", "markdown", "html"], Query()] = "jsonl"
+    caller: Reader, session_id: SessionId, format: Annotated[Literal["jsonl", "markdown", "html"], Query()] = "jsonl"
 ) -> Response:
-    """A file to keep. What it says came from people and models: a browser must not run it."""
-    session = who.open(session_id)
+    """The session as a file. Its text comes from people and models, so a browser must not run it."""
+    session = caller.open_session(session_id)
     name = quote(f"{session.id}.{_SUFFIX[format]}", safe="")
     headers = {
         "Content-Disposition": f"attachment; filename=\"session.{_SUFFIX[format]}\"; filename*=UTF-8''{name}",
@@ -55,89 +54,92 @@ def export_session(
     operation_id="import_session",
     summary="Import",
     status_code=201,
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def post_import(who: Writer, server: Serving, request: Request, body: bodies.Imported) -> Response:
+def post_import(caller: Writer, server: Serving, request: Request, body: requests.Imported) -> Response:
     """A session from a jsonl export, with its whole log; the chain is checked first."""
-    return reply(session_full(import_session(who, server, request, body)), 201)
+    return json_response(session_dict(import_session(caller, server, request, body)), 201)
 
 
 @router.get(
     "/sessions/{session_id}/verify",
     operation_id="verify_session",
     summary="Check the hash chain",
-    response_model=schemas.Verification,
+    response_model=responses.Verification,
 )
-def verify_session(who: Reader, session_id: SessionId) -> Response:
-    """Of the whole log; names the first event that fails."""
-    return reply(asdict(who.open(session_id).verify()))
+def verify_session(caller: Reader, session_id: SessionId) -> Response:
+    """Check the hash chain of the whole log; names the first event that fails."""
+    return json_response(asdict(caller.open_session(session_id).verify()))
 
 
 @router.get(
     "/sessions/{session_id}/document",
     operation_id="get_document",
     summary="The whole view",
-    response_model=schemas.Document,
+    response_model=responses.Document,
 )
-def get_document(who: Reader, session_id: SessionId) -> Response:
+def get_document(caller: Reader, session_id: SessionId) -> Response:
     """Messages, state, facts and the rest as one JSON document, as `Session.to_dict` gives it."""
-    return reply(who.open(session_id).to_dict())
+    return json_response(caller.open_session(session_id).to_dict())
 
 
 @router.post(
     "/sessions/{session_id}/redact",
     operation_id="redact_event",
     summary="Remove the payload of an event",
-    response_model=schemas.Redacted,
+    response_model=responses.Redacted,
 )
-def redact_event(who: Admin, server: Serving, session_id: SessionId, body: bodies.Redaction) -> Response:
-    """And of every event that repeats its text. Their hashes stay, so the chain still verifies."""
-    session = who.open(session_id)
-    done = session.redact(body.seq, reason=body.reason, actor=actor_of(who, body.actor))
-    server.forget(who.store, session._log)
-    server.feed.nudge(session._log)
-    return reply(asdict(done))
+def redact_event(caller: Admin, server: Serving, session_id: SessionId, body: requests.Redaction) -> Response:
+    """Remove the payload of an event and of every event that repeats its text. The hashes stay, so the chain still
+    verifies."""
+    session = caller.open_session(session_id)
+    done = session.redact(body.seq, reason=body.reason, actor=actor_of(caller, body.actor))
+    server.drop_session_copies(caller.store, session.log)
+    server.feed.notify_append(session.log)
+    return json_response(asdict(done))
 
 
 @router.post(
     "/sessions/{session_id}/hold",
     operation_id="hold_session",
     summary="Put under a legal hold",
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def hold_session(who: Writer, server: Serving, session_id: SessionId, body: bodies.Reasoned) -> Response:
-    """Nothing of it is removed, whatever the retention says, until it is released."""
-    session = who.open(session_id)
-    session.hold(body.reason, actor=actor_of(who, body.actor))
-    server.feed.nudge(session._log)
-    return reply(session_full(session))
+def hold_session(caller: Writer, server: Serving, session_id: SessionId, body: requests.Reasoned) -> Response:
+    """Until the hold is released, nothing of the session is removed, also if retention says so."""
+    session = caller.open_session(session_id)
+    session.hold(body.reason, actor=actor_of(caller, body.actor))
+    server.feed.notify_append(session.log)
+    return json_response(session_dict(session))
 
 
 @router.post(
     "/sessions/{session_id}/release",
     operation_id="release_session",
     summary="End a hold",
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def release_session(who: Admin, server: Serving, session_id: SessionId, body: bodies.Move | None = None) -> Response:
-    """Or let a session whose turn is parked, failed or waiting go when its time is up."""
-    asked = body or bodies.Move()
-    session = who.open(session_id)
-    session.release(asked.reason, actor=actor_of(who, asked.actor))
-    server.feed.nudge(session._log)
-    return reply(session_full(session))
+def release_session(
+    caller: Admin, server: Serving, session_id: SessionId, body: requests.Move | None = None
+) -> Response:
+    """End a hold; or allow retention to remove a session whose turn is parked, failed or waiting."""
+    asked = body or requests.Move()
+    session = caller.open_session(session_id)
+    session.release(asked.reason, actor=actor_of(caller, asked.actor))
+    server.feed.notify_append(session.log)
+    return json_response(session_dict(session))
 
 
 @router.post(
     "/sessions/{session_id}/erase",
     operation_id="erase_session",
     summary="Erase everything it says",
-    response_model=schemas.Erased,
+    response_model=responses.Erased,
 )
-def erase_session(who: Admin, server: Serving, session_id: SessionId, body: bodies.Reasoned) -> Response:
-    """For good, immutable or not; only the hashes stay. A hold forbids it."""
-    session = who.open(session_id)
-    done = session.erase(reason=body.reason, actor=actor_of(who, body.actor))
-    server.forget(who.store, session._log)
-    server.feed.nudge(session._log)
-    return reply(asdict(done))
+def erase_session(caller: Admin, server: Serving, session_id: SessionId, body: requests.Reasoned) -> Response:
+    """Erase all content for good, also of an immutable session; only the hashes stay. A hold forbids it."""
+    session = caller.open_session(session_id)
+    done = session.erase(reason=body.reason, actor=actor_of(caller, body.actor))
+    server.drop_session_copies(caller.store, session.log)
+    server.feed.notify_append(session.log)
+    return json_response(asdict(done))

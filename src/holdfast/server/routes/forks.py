@@ -10,17 +10,17 @@ from starlette.responses import Response
 from holdfast.server.auth import Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
-from holdfast.server.new_resources import made_once, own_session, sees
-from holdfast.server.schemas import requests as bodies
-from holdfast.server.schemas import responses as schemas
+from holdfast.server.idempotency import create_once
+from holdfast.server.new_resources import find_own_session, may_see
+from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import (
     Serving,
     SessionId,
     comparison_dict,
+    json_response,
     replay_dict,
-    reply,
-    session_full,
-    session_listed,
+    session_dict,
+    session_summary_dict,
 )
 from holdfast.session.session import MAX_PAGE
 
@@ -32,66 +32,70 @@ router = APIRouter(route_class=StrictRoute, tags=["forks"], responses=ERRORS)
     operation_id="fork_session",
     summary="Fork",
     status_code=201,
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
 def fork_session(
-    who: Writer, request: Request, session_id: SessionId, body: bodies.ForkAsked | None = None
+    caller: Writer, request: Request, session_id: SessionId, body: requests.ForkAsked | None = None
 ) -> Response:
     """A new session that shares the past up to an event and goes its own way. The original stays as it is."""
-    asked = body or bodies.ForkAsked()
-    session = who.open(session_id)
-    fork = made_once(who, request, asked.id, lambda id: own_session(who, id), lambda id: session.fork(id, at=asked.at))
-    return reply(session_full(fork), 201)
+    asked = body or requests.ForkAsked()
+    session = caller.open_session(session_id)
+    fork = create_once(
+        caller, request, asked.id, lambda id: find_own_session(caller, id), lambda id: session.fork(id, at=asked.at)
+    )
+    return json_response(session_dict(fork), 201)
 
 
 @router.get(
-    "/sessions/{session_id}/forks", operation_id="list_forks", summary="Its forks", response_model=schemas.Sessions
+    "/sessions/{session_id}/forks", operation_id="list_forks", summary="Its forks", response_model=responses.Sessions
 )
-def list_forks(who: Reader, session_id: SessionId) -> Response:
+def list_forks(caller: Reader, session_id: SessionId) -> Response:
     """The sessions that were forked from this one, oldest first."""
-    session = who.open(session_id)
-    found = who.store.sessions(parent=session._log.number, limit=MAX_PAGE)
-    return reply({"sessions": [session_listed(info) for info in reversed(found) if sees(who, info.log)]})
+    session = caller.open_session(session_id)
+    found = caller.store.sessions(parent=session.log.number, limit=MAX_PAGE)
+    return json_response(
+        {"sessions": [session_summary_dict(info) for info in reversed(found) if may_see(caller, info.log)]}
+    )
 
 
 @router.get(
     "/sessions/{session_id}/compare",
     operation_id="compare_sessions",
     summary="Compare with another session",
-    response_model=schemas.Comparison,
+    response_model=responses.Comparison,
 )
 def compare_sessions(
-    who: Reader, session_id: SessionId, other: Annotated[str, Query(alias="with", description="The other session.")]
+    caller: Reader, session_id: SessionId, other: Annotated[str, Query(alias="with", description="The other session.")]
 ) -> Response:
     """The messages both share, then those of each side."""
-    return reply(comparison_dict(who.open(session_id).compare(who.open(other))))
+    return json_response(comparison_dict(caller.open_session(session_id).compare(caller.open_session(other))))
 
 
 @router.post(
     "/sessions/{session_id}/replay",
     operation_id="replay_session",
     summary="Run the logged turns again",
-    response_model=schemas.Replay,
+    response_model=responses.Replay,
 )
 def replay_session(
-    who: Writer, server: Serving, session_id: SessionId, body: bodies.AgentAsked | None = None
+    caller: Writer, server: Serving, session_id: SessionId, body: requests.AgentAsked | None = None
 ) -> Response:
     """In a fork, with the recorded replies and results as the world: no model is asked and no tool runs. Names the
     first thing that this agent would do differently."""
-    session = who.open(session_id)
-    agent = server.catalog.find(who.store, None if body is None else body.agent_id)
-    return reply(replay_dict(session.replay(agent)))
+    session = caller.open_session(session_id)
+    agent = server.catalog.find(caller.store, None if body is None else body.agent_id)
+    return json_response(replay_dict(session.replay(agent)))
 
 
 @router.get(
     "/sessions/{session_id}/brief",
     operation_id="get_brief",
     summary="What a successor needs",
-    response_model=schemas.Brief,
+    response_model=responses.Brief,
 )
-def get_brief(who: Reader, session_id: SessionId) -> Response:
+def get_brief(caller: Reader, session_id: SessionId) -> Response:
     """Facts by kind, open work, last decisions, last words, the git head of `work_dir`, as Markdown."""
-    return reply({"brief": who.open(session_id).brief()})
+    return json_response({"brief": caller.open_session(session_id).brief()})
 
 
 @router.post(
@@ -99,14 +103,14 @@ def get_brief(who: Reader, session_id: SessionId) -> Response:
     operation_id="succeed_session",
     summary="Go on in a new session",
     status_code=201,
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
 def succeed_session(
-    who: Writer, request: Request, session_id: SessionId, body: bodies.NewIdAsked | None = None
+    caller: Writer, request: Request, session_id: SessionId, body: requests.NewIdAsked | None = None
 ) -> Response:
     """A new session for the same task, which begins with the brief and has this one's facts, system prompt, owner,
     metadata, work_dir, budget and retention."""
-    session = who.open(session_id)
+    session = caller.open_session(session_id)
     asked = None if body is None else body.id
-    made = made_once(who, request, asked, lambda id: own_session(who, id), session.successor)
-    return reply(session_full(made), 201)
+    made = create_once(caller, request, asked, lambda id: find_own_session(caller, id), session.successor)
+    return json_response(session_dict(made), 201)

@@ -1,4 +1,4 @@
-"""Whether the server lives, whether it should be asked, and what it counts."""
+"""Liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.server.auth import Anyone, Operator
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.schemas.responses import HealthShape, ReadyShape
-from holdfast.server.schemas.serializers import reply
+from holdfast.server.schemas.serializers import json_response
 
 router = APIRouter(route_class=StrictRoute, tags=["operations"], responses={403: ERRORS[403], 429: ERRORS[429]})
 
@@ -17,7 +17,7 @@ router = APIRouter(route_class=StrictRoute, tags=["operations"], responses={403:
 @router.get("/health", dependencies=[Anyone], response_model=HealthShape, operation_id="health")
 async def health() -> Response:
     """The process answers."""
-    return reply({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 @router.get(
@@ -29,10 +29,10 @@ async def health() -> Response:
 )
 async def ready(request: Request) -> Response:
     """Whether requests should be sent here: the store answers, and nothing is being shut down."""
-    why = await request.app.state.server.is_ready()
+    why = await request.app.state.server.unavailable_reason()
     if why is None:
-        return reply({"status": "ready", "reason": None})
-    return reply({"status": "unavailable", "reason": why}, 503, {"Retry-After": "1"})
+        return json_response({"status": "ready", "reason": None})
+    return json_response({"status": "unavailable", "reason": why}, 503, {"Retry-After": "1"})
 
 
 @router.get(
@@ -41,8 +41,8 @@ async def ready(request: Request) -> Response:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, 401: ERRORS[401]},
 )
-async def metrics(who: Operator, request: Request) -> Response:
+async def metrics(caller: Operator, request: Request) -> Response:
     """Counters and histograms for Prometheus."""
     server = request.app.state.server
-    server.observe()
+    server.update_gauges()
     return Response(server.metrics.render(), media_type=server.metrics.CONTENT_TYPE)

@@ -1,7 +1,7 @@
-"""Taking in an export from outside. It is text that somebody wrote: nothing of it is believed until it was tried.
+"""Import of an export. An export is untrusted text: it becomes a session only after every route could read it.
 
-An export with a valid chain can still say anything, because everybody can compute a chain. So it is first made a
-session in memory and read there as every route would read it; only what can be read becomes a session of the store.
+A valid chain proves nothing, because every client can compute a chain. So the export first becomes a session in memory
+and is read there as every route would read it; only then it becomes a session of the store.
 """
 
 from __future__ import annotations
@@ -11,82 +11,90 @@ from fastapi import Request
 
 from holdfast.errors import AgentError, InvalidArgument, LimitExceeded
 from holdfast.log.events import Draft, Event
-from holdfast.log.identifiers import checked_id, checked_owner
+from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.named_values import columns_of
-from holdfast.server.auth import Who
-from holdfast.server.new_resources import allowed_work_dir, made_once, own_session
-from holdfast.server.schemas import requests as bodies
-from holdfast.server.schemas import responses as schemas
-from holdfast.server.schemas.serializers import Serving, fact_dict, message_dict, pending_dict, refused, session_full
-from holdfast.session.export import Exported, read_jsonl
+from holdfast.server.auth import Caller
+from holdfast.server.idempotency import create_once
+from holdfast.server.new_resources import find_own_session, resolve_work_dir
+from holdfast.server.schemas import requests, responses, sent_messages
+from holdfast.server.schemas.serializers import (
+    Serving,
+    fact_dict,
+    field_error,
+    message_dict,
+    pending_dict,
+    session_dict,
+)
+from holdfast.session.export import JsonlExport, read_jsonl
 from holdfast.session.session import Session
 from holdfast.stores.base import Store
 from holdfast.stores.memory import MemoryStore
 
-# What reading a log can raise when it was not written by us; pydantic's errors are ValueErrors.
-_HOSTILE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+# What reading a log can raise if holdfast did not write it; pydantic's errors are ValueErrors.
+_READ_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-def import_session(who: Who, server: Serving, request: Request, body: bodies.Imported) -> Session:
-    owner = who.owner(body.user_id)
-    exported = _believed(body.data, server.config.work_roots)
-    user_id = owner if owner is not None else checked_owner(exported.user_id, "user_id of the export")
-    app_name = body.app_name or checked_owner(exported.app_name, "app_name of the export")
+def import_session(caller: Caller, server: Serving, request: Request, body: requests.Imported) -> Session:
+    owner = caller.resolve_owner(body.user_id)
+    exported = _read_export(body.data, server.config.work_roots)
+    user_id = owner if owner is not None else check_owner(exported.user_id, "user_id of the export")
+    app_name = body.app_name or check_owner(exported.app_name, "app_name of the export")
 
-    def adopted(id: str) -> Session:
-        return _adopted(who.store, checked_id(id), exported, user_id, app_name)
+    def import_under(id: str) -> Session:
+        return _import_export(caller.store, check_id(id), exported, user_id, app_name)
 
-    return made_once(who, request, body.id or exported.id, lambda id: own_session(who, id), adopted)
+    return create_once(caller, request, body.id or exported.id, lambda id: find_own_session(caller, id), import_under)
 
 
-def _believed(text: str, roots: tuple[str, ...]) -> Exported:
+def _read_export(text: str, roots: tuple[str, ...]) -> JsonlExport:
     try:
         exported = read_jsonl(text)
         verdict = exported.verify()
         if not verdict:
             raise InvalidArgument(f"it does not verify: {verdict.reason}")
         _check_work_dirs(exported, roots)
-        _try(exported)
+        _try_reading(exported)
     except LimitExceeded:
         raise
     except AgentError as error:
-        raise refused("data", f"the export cannot be imported: {error}") from error
-    except _HOSTILE as error:
-        raise refused("data", f"the export holds what no log holds ({type(error).__name__})") from error
+        raise field_error("data", f"the export cannot be imported: {error}") from error
+    except _READ_ERRORS as error:
+        raise field_error("data", f"the export holds what no log holds ({type(error).__name__})") from error
     return exported
 
 
-def _check_work_dirs(exported: Exported, roots: tuple[str, ...]) -> None:
-    """A fork of any past point works where the session worked then, so every event must name an allowed place."""
+def _check_work_dirs(exported: JsonlExport, roots: tuple[str, ...]) -> None:
+    """Raise if an event names a work_dir outside the work roots: a fork of any past point uses the work_dir of that
+    point."""
     for row in exported.rows:
         event = Event(row)
         named = columns_of(event.type, event.data).get("work_dir")
         if named is not None:
-            allowed_work_dir(named, roots)
+            resolve_work_dir(named, roots)
 
 
-def _try(exported: Exported) -> None:
-    session = _adopted(MemoryStore(), "trial", exported, None, None)
-    schemas.FullSession.model_validate_json(orjson.dumps(session_full(session)))
-    schemas.Document.model_validate(session.to_dict())
+def _try_reading(exported: JsonlExport) -> None:
+    session = _import_export(MemoryStore(), "trial", exported, None, None)
+    responses.FullSession.model_validate_json(orjson.dumps(session_dict(session)))
+    responses.Document.model_validate(session.to_dict())
     for message in session.messages:
-        schemas.Message.model_validate(message_dict(message))
+        sent_messages.Message.model_validate(message_dict(message))
     for fact in session.facts.all():
-        schemas.Fact.model_validate(fact_dict(fact))
+        responses.Fact.model_validate(fact_dict(fact))
     for call in session.pending:
-        schemas.Pending.model_validate(pending_dict(call))
+        responses.Pending.model_validate(pending_dict(call))
     _ = session.unfinished, session.usage, session.cost, session.export(), session.export("html"), session.brief()
 
 
-def _adopted(store: Store, id: str, exported: Exported, user_id: str | None, app_name: str | None) -> Session:
-    log = store.adopt(
+def _import_export(store: Store, id: str, exported: JsonlExport, user_id: str | None, app_name: str | None) -> Session:
+    log = store.import_log(
         "session",
         id,
         exported.origin,
         exported.rows,
         exported.blobs,
-        [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed})],
+        [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed_blobs})],
         user_id=user_id,
         app_name=app_name,
     )
-    return Session._of(store, log)
+    return Session.on_log(store, log)

@@ -1,4 +1,4 @@
-"""One plain page at `/`, and the description of the API. Nothing is loaded from elsewhere, and nothing is run."""
+"""The page at `/` and the OpenAPI document. The page loads nothing from elsewhere and runs no script."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ curl -N http://localhost:$port/sessions/first/events \\
 
 @router.get("/", dependencies=[Anyone])
 async def page(request: Request) -> HTMLResponse:
-    """What this is, and how to begin."""
+    """A page that says how to begin."""
     port = request.scope.get("server", (None, None))[1] or request.app.state.server.config.port
     return HTMLResponse(PAGE.substitute(version=VERSION, port=port), headers={"Content-Security-Policy": CSP})
 
 
 @router.get("/openapi.json", dependencies=[Anyone])
 async def openapi(request: Request) -> Response:
-    """The API, as machines read it; written once, for whoever asks."""
+    """The OpenAPI document; built at the first request."""
     state = request.app.state
     if not hasattr(state, "openapi"):
         state.openapi = orjson.dumps(request.app.openapi())

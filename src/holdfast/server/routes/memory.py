@@ -1,6 +1,6 @@
 """Memories over HTTP: those of a user, or of no user, in one app.
 
-Whose they are comes from the key: a key of a user reaches that user's only, and never what belongs to nobody.
+The API key decides the user: a key of a user reaches only that user's memories, and none without a user.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from holdfast.errors import NotFound
-from holdfast.log.identifiers import checked_owner
+from holdfast.log.identifiers import check_owner
 from holdfast.memory.memory import Memory
 from holdfast.memory.service import MAX_LIMIT
-from holdfast.server.auth import Reader, Who, Writer
+from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
-from holdfast.server.idempotency import forget_memories, own_answers, tells_of_memories
-from holdfast.server.schemas import requests as bodies
-from holdfast.server.schemas import responses as schemas
-from holdfast.server.schemas.serializers import Serving, SessionId, memory_dict, refused, reply
+from holdfast.server.idempotency import drop_memory_answers, handles_idempotency_itself, tag_with_memories
+from holdfast.server.schemas import requests, responses
+from holdfast.server.schemas.serializers import Serving, SessionId, field_error, json_response, memory_dict
 from holdfast.session.session import Session
 
 router = APIRouter(route_class=StrictRoute, tags=["memory"], responses=ERRORS)
@@ -34,16 +33,16 @@ UserId = Annotated[
 AppName = Annotated[str | None, Query(max_length=512, description="Of which app; left out: of none.")]
 
 
-def _memory(server: Serving, who: Who, user_id: str | None, app_name: str | None) -> Memory:
-    """The memory of one user and app, in the tenant of whoever asks."""
-    owner = who.owner(checked_owner(user_id, "user_id"))
-    memory: Memory = server.memory.on(who.store).of(owner, checked_owner(app_name, "app_name"))
+def _open_memory(server: Serving, caller: Caller, user_id: str | None, app_name: str | None) -> Memory:
+    """Return the memory of one user and app, in the tenant of the caller."""
+    owner = caller.resolve_owner(check_owner(user_id, "user_id"))
+    memory: Memory = server.memory.on(caller.store).of(owner, check_owner(app_name, "app_name"))
     return memory
 
 
-@router.get("/memory", operation_id="list_memories", summary="List memories", response_model=schemas.MemoryPage)
+@router.get("/memory", operation_id="list_memories", summary="List memories", response_model=responses.MemoryPage)
 def list_memories(
-    who: Reader,
+    caller: Reader,
     server: Serving,
     user_id: UserId = None,
     app_name: AppName = None,
@@ -51,52 +50,57 @@ def list_memories(
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT - 1)] = 100,
     after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
 ) -> Response:
-    """In order of key."""
-    found = _memory(server, who, user_id, app_name).list(kind, limit + 1, after)
+    """Memories in the order of their keys."""
+    found = _open_memory(server, caller, user_id, app_name).list(kind, limit + 1, after)
     page = found[:limit]
     more = page[-1].key if len(found) > limit else None
-    return reply({"memories": [memory_dict(each) for each in page], "next": more})
+    return json_response({"memories": [memory_dict(each) for each in page], "next": more})
 
 
-@router.post("/memory/search", operation_id="search_memories", summary="Find memories", response_model=schemas.Memories)
-@own_answers  # it changes nothing that anybody sees, and what it tells must not be kept a day
-def search_memories(who: Reader, server: Serving, body: bodies.MemorySearch) -> Response:
-    """Those that fit the query, best first."""
-    memory = _memory(server, who, body.user_id, body.app_name)
+@router.post(
+    "/memory/search", operation_id="search_memories", summary="Find memories", response_model=responses.Memories
+)
+@handles_idempotency_itself  # it changes nothing, and its answer must not be kept for a day
+def search_memories(caller: Reader, server: Serving, body: requests.MemorySearch) -> Response:
+    """The memories that fit the query, best first."""
+    memory = _open_memory(server, caller, body.user_id, body.app_name)
     found = memory.search(body.query, body.limit, kind=body.kind, min_confidence=body.min_confidence)
-    return reply({"memories": [memory_dict(each) for each in found]})
+    return json_response({"memories": [memory_dict(each) for each in found]})
 
 
-@router.get("/memory/{key:path}", operation_id="get_memory", summary="One memory", response_model=schemas.Memory)
-def get_memory(who: Reader, server: Serving, key: str, user_id: UserId = None, app_name: AppName = None) -> Response:
-    """What is kept under a key."""
-    found = _memory(server, who, user_id, app_name).recall(key)
+@router.get("/memory/{key:path}", operation_id="get_memory", summary="One memory", response_model=responses.Memory)
+def get_memory(caller: Reader, server: Serving, key: str, user_id: UserId = None, app_name: AppName = None) -> Response:
+    """The memory with this key."""
+    found = _open_memory(server, caller, user_id, app_name).recall(key)
     if not found:
         raise NotFound("memory", key)
-    return reply(memory_dict(found[0]))
+    return json_response(memory_dict(found[0]))
 
 
 @router.put(
-    "/memory/{key:path}", operation_id="store_memory", summary="Keep or update a memory", response_model=schemas.Memory
+    "/memory/{key:path}",
+    operation_id="store_memory",
+    summary="Keep or update a memory",
+    response_model=responses.Memory,
 )
 def store_memory(
-    who: Writer,
+    caller: Writer,
     server: Serving,
     key: str,
-    body: bodies.MemoryGiven,
+    body: requests.MemoryGiven,
     user_id: UserId = None,
     app_name: AppName = None,
 ) -> Response:
-    """The same key again replaces what was there. With a `source`, it belongs to that session's user and app."""
+    """Store a memory; an existing key is replaced. With a `source` it belongs to the user and app of that session."""
     source: Any = None
     if body.source is not None:
-        session = who.open(body.source.session_id)
+        session = caller.open_session(body.source.session_id)
         source, user_id, app_name = (
             (session, body.source.seqs),
             user_id or session.user_id,
             app_name or session.app_name,
         )
-    memory = _memory(server, who, user_id, app_name)
+    memory = _open_memory(server, caller, user_id, app_name)
     kept = memory.store(
         key,
         body.text,
@@ -107,40 +111,44 @@ def store_memory(
         user_id=user_id,
         app_name=app_name,
     )
-    return tells_of_memories(reply(memory_dict(kept)), memory.user_id, memory.app_name)
+    return tag_with_memories(json_response(memory_dict(kept)), memory.user_id, memory.app_name)
 
 
 @router.delete(
-    "/memory/{key:path}", operation_id="forget_memory", summary="Forget a memory", response_model=schemas.Removed
+    "/memory/{key:path}", operation_id="forget_memory", summary="Forget a memory", response_model=responses.Removed
 )
-def forget_memory(who: Writer, server: Serving, key: str, user_id: UserId = None, app_name: AppName = None) -> Response:
-    """Its text goes for good, with every earlier version; false if there was none."""
-    memory = _memory(server, who, user_id, app_name)
+def forget_memory(
+    caller: Writer, server: Serving, key: str, user_id: UserId = None, app_name: AppName = None
+) -> Response:
+    """Erase a memory and all its earlier versions for good; false if there was none."""
+    memory = _open_memory(server, caller, user_id, app_name)
     deleted = memory.forget(key)
-    forget_memories(who.store, memory.user_id, memory.app_name)
-    return reply({"deleted": deleted})
+    drop_memory_answers(caller.store, memory.user_id, memory.app_name)
+    return json_response({"deleted": deleted})
 
 
 @router.post(
     "/sessions/{session_id}/memory",
     operation_id="ingest_session",
     summary="Learn from a session",
-    response_model=schemas.Memories,
+    response_model=responses.Memories,
 )
-def ingest_session(who: Writer, server: Serving, session_id: SessionId, body: bodies.Ingest | None = None) -> Response:
+def ingest_session(
+    caller: Writer, server: Serving, session_id: SessionId, body: requests.Ingest | None = None
+) -> Response:
     """Keep what is new in it, for its own user and app, with the messages that say so. The model of `agent_id` is
     asked; without one, plain statements of the user and the session's facts are taken."""
-    session: Session = who.open(session_id)
+    session: Session = caller.open_session(session_id)
     agent_id = None if body is None else body.agent_id
-    model = None if agent_id is None else server.catalog.find(who.store, agent_id)
-    found = server.memory.on(who.store).ingest_from_session(session, model=model)
-    answer = reply({"memories": [memory_dict(each) for each in found]})
-    return tells_of_memories(answer, session.user_id, session.app_name)
+    model = None if agent_id is None else server.catalog.find(caller.store, agent_id)
+    found = server.memory.on(caller.store).ingest_from_session(session, model=model)
+    answer = json_response({"memories": [memory_dict(each) for each in found]})
+    return tag_with_memories(answer, session.user_id, session.app_name)
 
 
-def _expiry(body: bodies.MemoryGiven) -> timedelta | datetime | None:
+def _expiry(body: requests.MemoryGiven) -> timedelta | datetime | None:
     if body.expires_in is not None and body.expires_at is not None:
-        raise refused("expires_in", "give expires_in or expires_at, not both")
+        raise field_error("expires_in", "give expires_in or expires_at, not both")
     if body.expires_in is not None:
         return timedelta(seconds=body.expires_in)
     if body.expires_at is None:
@@ -148,4 +156,4 @@ def _expiry(body: bodies.MemoryGiven) -> timedelta | datetime | None:
     try:
         return datetime.fromisoformat(body.expires_at)
     except ValueError as error:
-        raise refused("expires_at", "write an ISO time, such as 2030-01-31T12:00:00Z") from error
+        raise field_error("expires_at", "write an ISO time, such as 2030-01-31T12:00:00Z") from error

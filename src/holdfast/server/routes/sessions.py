@@ -1,5 +1,5 @@
-"""Sessions over HTTP: making, finding, changing and ending them. The rest of what they can do is in the modules beside
-this one; `routers` has them all."""
+"""Sessions over HTTP: create, find, change and end them. `routers` lists this router and those of the modules beside
+it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from starlette.responses import Response
 from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument, SessionExists, SessionNotFound
 from holdfast.log.events import Draft
-from holdfast.log.identifiers import checked_id, checked_owner
+from holdfast.log.identifiers import check_id, check_owner
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
-from holdfast.server.auth import Reader, Who, Writer
+from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS
-from holdfast.server.http.strict_routes import StrictRoute, goes_straight, query_of
-from holdfast.server.new_resources import NewSession, allowed_work_dir, made_once, own_session, sees
-from holdfast.server.routes import approvals, forks, history, state
-from holdfast.server.routes import compliance as keeping
-from holdfast.server.schemas import requests as bodies
-from holdfast.server.schemas import responses as schemas
-from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, reply, session_full, session_listed
+from holdfast.server.http.strict_routes import StrictRoute, fast_path, parse_query
+from holdfast.server.idempotency import create_once
+from holdfast.server.new_resources import NewSession, find_own_session, may_see, resolve_work_dir
+from holdfast.server.routes import approvals, compliance, facts, forks, history, state
+from holdfast.server.schemas import requests, responses
+from holdfast.server.schemas.serializers import (
+    Serving,
+    SessionId,
+    actor_of,
+    json_response,
+    session_dict,
+    session_summary_dict,
+)
 from holdfast.session.session import Session
 
 router = APIRouter(route_class=StrictRoute, tags=["sessions"], responses=ERRORS)
@@ -32,39 +38,41 @@ router = APIRouter(route_class=StrictRoute, tags=["sessions"], responses=ERRORS)
 @router.post(
     "/sessions",
     operation_id="create_session",
-    summary="Make a session",
+    summary="Create a session",
     status_code=201,
-    response_model=schemas.FullSession,
-    responses={200: {"model": schemas.FullSession, "description": "It was there, and `exist_ok` was sent."}},
+    response_model=responses.FullSession,
+    responses={200: {"model": responses.FullSession, "description": "It was there, and `exist_ok` was sent."}},
 )
-def create_session(who: Writer, server: Serving, request: Request, body: bodies.NewSession | None = None) -> Response:
-    """Make a session. An id that exists is a conflict, unless `exist_ok` says to open it."""
-    body = body or bodies.NewSession()
+def create_session(
+    caller: Writer, server: Serving, request: Request, body: requests.NewSession | None = None
+) -> Response:
+    """Create a session. An id that exists is a conflict, unless `exist_ok` says to open it."""
+    body = body or requests.NewSession()
     options = body.model_dump(exclude_unset=True, exclude={"id", "exist_ok", "user_id", "work_dir"})
-    options["user_id"] = who.owner(body.user_id)
+    options["user_id"] = caller.resolve_owner(body.user_id)
     if body.work_dir is not None:
-        options["work_dir"] = allowed_work_dir(body.work_dir, server.config.work_roots)
+        options["work_dir"] = resolve_work_dir(body.work_dir, server.config.work_roots)
     if body.id is not None and body.exist_ok:
-        session, status = _opened(who, checked_id(body.id), options)
+        session, status = _open_or_create(caller, check_id(body.id), options)
     else:
-        session = made_once(
-            who,
+        session = create_once(
+            caller,
             request,
             body.id,
-            lambda id: own_session(who, id),
-            lambda id: NewSession(id, store=who.store, **options),
+            lambda id: find_own_session(caller, id),
+            lambda id: NewSession(id, store=caller.store, **options),
         )
         status = 201
-    server.feed.nudge(session._log)
-    return reply(session_full(session), status)
+    server.feed.notify_append(session.log)
+    return json_response(session_dict(session), status)
 
 
-def _opened(who: Who, id: str, options: dict[str, Any]) -> tuple[Session, int]:
-    """A session that may be there. Another user's is no more than a name that is taken."""
-    log = who.store.find("session", id)
-    if log is not None and not sees(who, log):
+def _open_or_create(caller: Caller, id: str, options: dict[str, Any]) -> tuple[Session, int]:
+    """Open or create a session; return it and the status. The id of another user's session is taken."""
+    log = caller.store.find("session", id)
+    if log is not None and not may_see(caller, log):
         raise SessionExists(id)
-    return Session(id, store=who.store, **options), 201 if log is None else 200
+    return Session(id, store=caller.store, **options), 201 if log is None else 200
 
 
 class SessionsQuery(BaseModel):
@@ -72,62 +80,62 @@ class SessionsQuery(BaseModel):
 
     user_id: str | None = Field(default=None, max_length=512, description="Only sessions of this user.")
     app_name: str | None = Field(default=None, max_length=512)
-    status: schemas.Status | None = None
+    status: responses.Status | None = None
     limit: int = Field(default=50, ge=1, le=200)
     after: str | None = Field(default=None, description="`next` of the page before.")
 
 
-async def _listed(request: Request, who: Who) -> Response:
-    return await off_thread(_page, who, query_of(request, SessionsQuery))
+async def _list_fast(request: Request, caller: Caller) -> Response:
+    return await off_thread(_session_page, caller, parse_query(request, SessionsQuery))
 
 
-def _page(who: Who, query: SessionsQuery) -> Response:
-    owner = who.owner(checked_owner(query.user_id, "user_id"))
+def _session_page(caller: Caller, query: SessionsQuery) -> Response:
+    owner = caller.resolve_owner(check_owner(query.user_id, "user_id"))
     if query.after is not None:
-        known = who.store.find("session", checked_id(query.after, "after"))
-        if known is None or not sees(who, known):
+        known = caller.store.find("session", check_id(query.after, "after"))
+        if known is None or not may_see(caller, known):
             raise InvalidArgument(f"after={query.after!r} is not a session here: start from the first page")
-    found = who.store.sessions(
+    found = caller.store.sessions(
         user_id=owner,
-        app_name=checked_owner(query.app_name, "app_name"),
+        app_name=check_owner(query.app_name, "app_name"),
         status=query.status,
         limit=query.limit + 1,
         after=query.after,
     )
     page = found[: query.limit]
     more = page[-1].log.id if len(found) > query.limit else None
-    return reply({"sessions": [session_listed(info) for info in page], "next": more})
+    return json_response({"sessions": [session_summary_dict(info) for info in page], "next": more})
 
 
-@router.get("/sessions", operation_id="list_sessions", summary="List sessions", response_model=schemas.SessionPage)
-@goes_straight(_listed)
-async def list_sessions(who: Reader, query: Annotated[SessionsQuery, Query()]) -> Response:
+@router.get("/sessions", operation_id="list_sessions", summary="List sessions", response_model=responses.SessionPage)
+@fast_path(_list_fast)
+async def list_sessions(caller: Reader, query: Annotated[SessionsQuery, Query()]) -> Response:
     """Sessions, newest first. Reads no history, however long it is."""
-    return await off_thread(_page, who, query)
+    return await off_thread(_session_page, caller, query)
 
 
 @router.get(
-    "/sessions/{session_id}", operation_id="get_session", summary="One session", response_model=schemas.FullSession
+    "/sessions/{session_id}", operation_id="get_session", summary="One session", response_model=responses.FullSession
 )
-def get_session(who: Reader, session_id: SessionId) -> Response:
+def get_session(caller: Reader, session_id: SessionId) -> Response:
     """A session, without its messages."""
-    return reply(session_full(who.open(session_id)))
+    return json_response(session_dict(caller.open_session(session_id)))
 
 
 @router.put(
     "/sessions/{session_id}",
     operation_id="change_session",
     summary="Change a session",
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def change_session(who: Writer, server: Serving, session_id: SessionId, body: bodies.SessionChange) -> Response:
-    """Change what is sent and keep the rest; all of it or nothing."""
-    session = who.open(session_id)
-    given = body.given()
+def change_session(caller: Writer, server: Serving, session_id: SessionId, body: requests.SessionChange) -> Response:
+    """Change the fields that are sent and keep the others; all changes or none."""
+    session = caller.open_session(session_id)
+    given = body.fields_sent()
     if given.get("work_dir") is not None:
-        given["work_dir"] = allowed_work_dir(given["work_dir"], server.config.work_roots)
-    drafts, actor = [], actor_of(who)
-    if fields := _changed(session, given):
+        given["work_dir"] = resolve_work_dir(given["work_dir"], server.config.work_roots)
+    drafts, actor = [], actor_of(caller)
+    if fields := _collect_changes(session, given):
         drafts.append(Draft(type="session.changed", data=fields, actor=actor))
     if "retention" in given:
         kept = Retention.of(given["retention"]).to_dict()
@@ -136,16 +144,16 @@ def change_session(who: Writer, server: Serving, session_id: SessionId, body: bo
     if "active_agent" in given and given["active_agent"] != session.active_agent:
         drafts.append(Draft(type="agent.assigned", data={"agent": given["active_agent"]}, actor=actor))
     if drafts:
-        done = who.store.append(session._log, drafts)
-        if done.retained:
-            session._prune_if_asked()
-        server.feed.nudge(session._log)
-    return reply(session_full(session))
+        done = caller.store.append(session.log, drafts)
+        if done.has_retention:
+            session.prune_if_due()
+        server.feed.notify_append(session.log)
+    return json_response(session_dict(session))
 
 
-def _changed(session: Session, given: dict[str, Any]) -> dict[str, Any]:
+def _collect_changes(session: Session, given: dict[str, Any]) -> dict[str, Any]:
     named = {name: given.get(name) for name in ("title", "metadata", "work_dir", "system")}
-    fields = session._fields(**named)  # checks what is there, and leaves out what is null
+    fields = session._build_fields(**named)  # checks what is there, and leaves out what is null
     fields |= {name: None for name in named if name in given and given[name] is None}
     if "budget" in given:
         fields["budget"] = None if given["budget"] is None else Budget.of(given["budget"]).to_dict()
@@ -156,70 +164,78 @@ def _changed(session: Session, given: dict[str, Any]) -> dict[str, Any]:
     "/sessions/{session_id}",
     operation_id="delete_session",
     summary="Delete a session",
-    response_model=schemas.Deleted,
+    response_model=responses.Deleted,
 )
-def delete_session(who: Writer, server: Serving, session_id: SessionId) -> Response:
+def delete_session(caller: Writer, server: Serving, session_id: SessionId) -> Response:
     """Remove a session. Refused while it runs, is held, or is immutable."""
-    session = who.open(session_id)
-    if not who.store.remove("session", session.id):
+    session = caller.open_session(session_id)
+    if not caller.store.remove("session", session.id):
         raise SessionNotFound(session_id)
-    server.forget(who.store, session._log)
-    return reply({"status": "deleted"})
+    server.drop_session_copies(caller.store, session.log)
+    return json_response({"status": "deleted"})
 
 
 # -- life --------------------------------------------------------------------------------------------------------------
 
 
-def _moved(who: Who, server: Serving, session_id: str, move: str, body: bodies.Move | None) -> Response:
-    asked = body or bodies.Move()
-    session = who.open(session_id)
-    getattr(session, move)(asked.reason, actor=actor_of(who, asked.actor))
-    server.feed.nudge(session._log)
-    return reply(session_full(session))
+def _move_session(caller: Caller, server: Serving, session_id: str, move: str, body: requests.Move | None) -> Response:
+    asked = body or requests.Move()
+    session = caller.open_session(session_id)
+    getattr(session, move)(asked.reason, actor=actor_of(caller, asked.actor))
+    server.feed.notify_append(session.log)
+    return json_response(session_dict(session))
 
 
 @router.post(
     "/sessions/{session_id}/pause",
     operation_id="pause_session",
     summary="Pause",
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def pause_session(who: Writer, server: Serving, session_id: SessionId, body: bodies.Move | None = None) -> Response:
-    """A turn under way stops at its next step and stays unfinished; resume takes it up."""
-    return _moved(who, server, session_id, "pause", body)
+def pause_session(
+    caller: Writer, server: Serving, session_id: SessionId, body: requests.Move | None = None
+) -> Response:
+    """Pause the session. A running turn stops at its next step and stays unfinished; resume finishes it."""
+    return _move_session(caller, server, session_id, "pause", body)
 
 
 @router.post(
     "/sessions/{session_id}/close",
     operation_id="close_session",
     summary="Close",
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def close_session(who: Writer, server: Serving, session_id: SessionId, body: bodies.Move | None = None) -> Response:
+def close_session(
+    caller: Writer, server: Serving, session_id: SessionId, body: requests.Move | None = None
+) -> Response:
     """End the session; everything stays readable, and reopen brings it back."""
-    return _moved(who, server, session_id, "close", body)
+    return _move_session(caller, server, session_id, "close", body)
 
 
 @router.post(
     "/sessions/{session_id}/archive",
     operation_id="archive_session",
     summary="Archive",
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def archive_session(who: Writer, server: Serving, session_id: SessionId, body: bodies.Move | None = None) -> Response:
+def archive_session(
+    caller: Writer, server: Serving, session_id: SessionId, body: requests.Move | None = None
+) -> Response:
     """Put the session away; reopen brings it back."""
-    return _moved(who, server, session_id, "archive", body)
+    return _move_session(caller, server, session_id, "archive", body)
 
 
 @router.post(
     "/sessions/{session_id}/reopen",
     operation_id="reopen_session",
     summary="Reopen",
-    response_model=schemas.FullSession,
+    response_model=responses.FullSession,
 )
-def reopen_session(who: Writer, server: Serving, session_id: SessionId, body: bodies.Move | None = None) -> Response:
+def reopen_session(
+    caller: Writer, server: Serving, session_id: SessionId, body: requests.Move | None = None
+) -> Response:
     """Bring a closed or archived session back."""
-    return _moved(who, server, session_id, "reopen", body)
+    return _move_session(caller, server, session_id, "reopen", body)
 
 
 routers = (
@@ -227,7 +243,7 @@ routers = (
     history.router,
     forks.router,
     state.router,
-    state.facts_router,
+    facts.router,
     approvals.router,
-    keeping.router,
+    compliance.router,
 )

@@ -1,1 +1,1 @@
-"""Bodies of requests and responses."""
+"""The JSON of the HTTP interface: request bodies, responses, stream frames, and how values become JSON."""

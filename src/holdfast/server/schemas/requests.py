@@ -1,4 +1,4 @@
-"""What requests may say, as pydantic models: strict, so nothing is guessed, and closed, so nothing is ignored.
+"""Models of request bodies: strict, so that no value is converted, and closed, so that no field is ignored.
 
 They check shapes. The rules (what a budget may be, which moves are legal) stay with the library, which says what to do.
 """
@@ -26,87 +26,87 @@ Confidence = Annotated[float, Field(ge=0, le=1)]
 STRATEGY = r"^(keep_last_[1-9][0-9]{0,8}|sliding_window|token_budget|summarize_old|keep_important)$"
 
 
-def _no_default(schema: dict[str, Any]) -> None:
+def _drop_default(schema: dict[str, Any]) -> None:
     schema.pop("default", None)
 
 
-def left_out(**checks: Any) -> Any:  # noqa: ANN401 - as pydantic's own Field
+def optional_field(**checks: Any) -> Any:  # noqa: ANN401 - as pydantic's own Field
     """A field that may be missing but not null. Whether it was sent is in `model_fields_set`."""
-    return Field(default=None, json_schema_extra=_no_default, **checks)
+    return Field(default=None, json_schema_extra=_drop_default, **checks)
 
 
-class Given(BaseModel):
-    """What every body has in common."""
+class RequestBody(BaseModel):
+    """The base class of request bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    def given(self) -> dict[str, Any]:
-        """What was sent, and nothing else."""
+    def fields_sent(self) -> dict[str, Any]:
+        """Return the fields that were sent."""
         return self.model_dump(exclude_unset=True)
 
 
-class Act(Given):
-    """Something that is recorded with who did it."""
+class Act(RequestBody):
+    """An act that the log records with its actor."""
 
     actor: Owner | None = Field(
-        default=None, description="Who is behind this, for the log; a key of a user always acts for that user."
+        default=None, description="The actor, for the log; a key of a user always acts for that user."
     )
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-class TextPart(Given):
+class TextPart(RequestBody):
     type: Literal["text"]
     text: str
 
 
-class ImagePart(Given):
+class ImagePart(RequestBody):
     """By `url`, or by `data` (base64) with its `media_type`."""
 
     type: Literal["image"]
-    url: str = left_out()
-    data: str = left_out()
-    media_type: str = left_out()
-    name: str = left_out()
+    url: str = optional_field()
+    data: str = optional_field()
+    media_type: str = optional_field()
+    name: str = optional_field()
 
 
-class FilePart(Given):
+class FilePart(RequestBody):
     """By `url`, or by `data` (base64) with its `media_type`."""
 
     type: Literal["file"]
-    url: str = left_out()
-    data: str = left_out()
-    media_type: str = left_out()
-    name: str = left_out()
+    url: str = optional_field()
+    data: str = optional_field()
+    media_type: str = optional_field()
+    name: str = optional_field()
 
 
-class ImageUrl(Given):
+class ImageUrl(RequestBody):
     url: str
 
 
-class ImageUrlPart(Given):
+class ImageUrlPart(RequestBody):
     """An image as OpenAI writes it."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
-class ToolCallPart(Given):
+class ToolCallPart(RequestBody):
     type: Literal["tool_call"]
     id: str
     name: str
     arguments: dict[str, Any] | str = Field(default_factory=dict)
 
 
-class ToolResultPart(Given):
+class ToolResultPart(RequestBody):
     type: Literal["tool_result"]
     call_id: str
     content: str
     is_error: bool = False
 
 
-class ThinkingPart(Given):
+class ThinkingPart(RequestBody):
     type: Literal["thinking"]
     text: str
     signature: str | None = None
@@ -120,12 +120,12 @@ Part = Annotated[
 ]
 
 
-class CalledFunction(Given):
+class CalledFunction(RequestBody):
     name: str
     arguments: dict[str, Any] | str = Field(default_factory=dict)
 
 
-class CallGiven(Given):
+class CallGiven(RequestBody):
     """A tool call as OpenAI writes it."""
 
     id: str
@@ -133,7 +133,7 @@ class CallGiven(Given):
     function: CalledFunction
 
 
-class MessageGiven(Given):
+class MessageGiven(RequestBody):
     """A message as OpenAI writes it, or with parts."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"role": "user", "content": "My name is Alice"}]})
@@ -152,17 +152,17 @@ class MessageGiven(Given):
 if TYPE_CHECKING:
     MessageDict = dict[str, Any]
 else:  # what the library takes: checked as a message, and a dict again
-    MessageDict = Annotated[MessageGiven, AfterValidator(MessageGiven.given)]
+    MessageDict = Annotated[MessageGiven, AfterValidator(MessageGiven.fields_sent)]
 
 
-class MessagesGiven(Given):
+class MessagesGiven(RequestBody):
     messages: list[MessageDict]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-class MessageBody(Given):
+class MessageBody(RequestBody):
     """A question to an agent."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"message": "What do you know about me?"}]})
@@ -179,7 +179,7 @@ class MessageBody(Given):
     timeout: float | None = Field(default=None, ge=0, le=86_400, description="Seconds to wait for the turn to begin.")
 
     def options(self) -> dict[str, Any]:
-        """What the loop is told about this one question."""
+        """Return the options of this one run."""
         if self.output_schema is not None:
             OutputShape(self.output_schema)  # refuses what is no schema, before anything is stored
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -198,24 +198,24 @@ class ResumeBody(Act):
     reason: Text | None = None
 
 
-class CancelBody(Given):
+class CancelBody(RequestBody):
     """There is nothing to say."""
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-class PricesGiven(Given):
+class PricesGiven(RequestBody):
     """Money per million tokens."""
 
-    input: float = left_out(ge=0)
-    output: float = left_out(ge=0)
-    cache_read: float = left_out(ge=0)
-    cache_write: float = left_out(ge=0)
-    reasoning: float = left_out(ge=0)
+    input: float = optional_field(ge=0)
+    output: float = optional_field(ge=0)
+    cache_read: float = optional_field(ge=0)
+    cache_write: float = optional_field(ge=0)
+    reasoning: float = optional_field(ge=0)
 
 
-class BudgetGiven(Given):
+class BudgetGiven(RequestBody):
     """Limits for a whole session; `cost` needs `prices`."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"tokens": 100_000, "turns": 50}]})
@@ -225,10 +225,10 @@ class BudgetGiven(Given):
     turns: int | None = Field(default=None, ge=0)
     steps: int | None = Field(default=None, ge=0)
     seconds: float | None = Field(default=None, ge=0)
-    prices: PricesGiven = left_out()
+    prices: PricesGiven = optional_field()
 
 
-class RetentionGiven(Given):
+class RetentionGiven(RequestBody):
     """How long a session is kept, and in what form; what is not given is kept for ever, whole."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"ttl_days": 730, "archive_after_days": 90}]})
@@ -241,7 +241,7 @@ class RetentionGiven(Given):
     immutable: bool = False
 
 
-class NewSession(Given):
+class NewSession(RequestBody):
     """A session to be made; everything may be left out."""
 
     model_config = ConfigDict(
@@ -264,17 +264,17 @@ class NewSession(Given):
     exist_ok: bool = Field(default=False, description="Open a session that exists, instead of refusing.")
 
 
-class SessionChange(Given):
+class SessionChange(RequestBody):
     """What is to be changed; what is left out stays, and null takes away."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"title": "Refund for order 7"}]})
 
     title: str | None = None
-    metadata: dict[str, Any] = left_out()
+    metadata: dict[str, Any] = optional_field()
     work_dir: Text | None = None
     system: str | None = None
     budget: BudgetGiven | None = None
-    retention: RetentionGiven = left_out()
+    retention: RetentionGiven = optional_field()
     active_agent: Text | None = Field(default=None, description="Gives the conversation to this agent, by name.")
 
 
@@ -297,20 +297,20 @@ class Rewind(Act):
     to: Seq = Field(description="The event after which messages and state are taken up again.")
 
 
-class ForkAsked(Given):
+class ForkAsked(RequestBody):
     id: NewId | None = None
     at: Seq | None = Field(default=None, description="The last event that is shared; now, if left out.")
 
 
-class NewIdAsked(Given):
+class NewIdAsked(RequestBody):
     id: NewId | None = None
 
 
-class AgentAsked(Given):
+class AgentAsked(RequestBody):
     agent_id: Text | None = None
 
 
-class Imported(Given):
+class Imported(RequestBody):
     data: Text = Field(description="The text of a jsonl export.")
     id: NewId | None = None
     user_id: Owner | None = None
@@ -325,27 +325,27 @@ class Prune(Act):
     threshold: Count | None = Field(default=None, description="Of summarize_old.")
     max_tokens: Count | None = Field(default=None, description="Of token_budget.")
     dry_run: bool = False
-    agent_id: Text | None = Field(default=None, description="Who writes the summary; without it, rules do.")
+    agent_id: Text | None = Field(default=None, description="The agent that writes the summary; without it, rules do.")
 
 
 class Decision(Act):
     model_config = ConfigDict(json_schema_extra={"examples": [{"approved": False, "reason": "too expensive"}]})
 
     approved: bool
-    reason: Text | None = Field(default=None, description="Of a refusal; the model is told.")
+    reason: Text | None = Field(default=None, description="The reason of a refusal; the model sees it.")
 
 
 # -- state and facts ---------------------------------------------------------------------------------------------------
 
 
-class Expected(Given):
+class Expected(RequestBody):
     """What the value must be for the change to happen."""
 
     found: bool
     value: Any = None
 
 
-class StateValue(Given):
+class StateValue(RequestBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"value": ["item1"]}]})
 
     value: Any
@@ -353,7 +353,7 @@ class StateValue(Given):
     expected: Expected | None = None
 
 
-class NewFact(Given):
+class NewFact(RequestBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "use PostgreSQL", "kind": "decision"}]})
 
     text: Text
@@ -362,26 +362,26 @@ class NewFact(Given):
     ref: str | None = None
 
 
-class FactChange(Given):
+class FactChange(RequestBody):
     """What is to be changed; what is left out stays."""
 
-    text: Text = left_out()
-    kind: FactKind = left_out()
-    status: str = left_out()
-    ref: str = left_out()
+    text: Text = optional_field()
+    kind: FactKind = optional_field()
+    status: str = optional_field()
+    ref: str = optional_field()
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-class SourceGiven(Given):
+class SourceGiven(RequestBody):
     """Where a memory comes from."""
 
     session_id: NewId
     seqs: list[Seq] = Field(default_factory=list, max_length=1000, description="Events of it that say so.")
 
 
-class MemoryGiven(Given):
+class MemoryGiven(RequestBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Lives in Bremen", "kind": "profile"}]})
 
     text: Text
@@ -392,7 +392,7 @@ class MemoryGiven(Given):
     source: SourceGiven | None = None
 
 
-class MemorySearch(Given):
+class MemorySearch(RequestBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"query": "where does she live?", "limit": 5}]})
 
     query: str
@@ -403,22 +403,24 @@ class MemorySearch(Given):
     app_name: Owner | None = None
 
 
-class Ingest(Given):
-    agent_id: Text | None = Field(default=None, description="Whose model is asked for facts; else nobody is asked.")
+class Ingest(RequestBody):
+    agent_id: Text | None = Field(
+        default=None, description="The agent whose model extracts facts; without it no model is called."
+    )
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
-class OptionsGiven(Given):
+class OptionsGiven(RequestBody):
     temperature: float | None = Field(default=None, ge=0, le=2)
     max_tokens: Count | None = None
     max_steps: int | None = Field(default=None, ge=1, le=1000)
     timeout: float | None = Field(default=None, gt=0, le=3600, description="Seconds.")
 
 
-class AgentGiven(Given):
-    """Who answers. Keys and addresses of providers come from the server's environment, never from a request."""
+class AgentGiven(RequestBody):
+    """An agent. Keys and addresses of providers come from the server's environment, never from a request."""
 
     model_config = ConfigDict(
         json_schema_extra={

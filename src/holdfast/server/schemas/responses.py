@@ -1,150 +1,68 @@
-"""What answers look like, for the OpenAPI document. Nothing is validated on its way out: `shapes` makes what these say,
-and the tests check every answer against them."""
+"""Models of the answers, for the OpenAPI document. No answer is validated before it is sent: `serializers` builds the
+answers, and the tests check every answer against these models.
+
+A model that is the same as a dataclass of the library mirrors it: only what differs is written here.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from holdfast.server.schemas.requests import FactKind, left_out
+from holdfast.log.chain import Verification as LibraryVerification
+from holdfast.log.messages import ToolCall as LibraryToolCall
+from holdfast.memory.service import Remembered as LibraryRemembered
+from holdfast.memory.service import Source as LibrarySource
+from holdfast.models.base import Usage as LibraryUsage
+from holdfast.policy.budget import Budget as LibraryBudget
+from holdfast.policy.retention import Retention as LibraryRetention
+from holdfast.server.schemas.requests import FactKind, optional_field
+from holdfast.server.schemas.response_body import Number, ResponseBody, mirror
+from holdfast.server.schemas.sent_messages import Message
+from holdfast.session.compliance import Erased as LibraryErased
+from holdfast.session.compliance import Redacted as LibraryRedacted
+from holdfast.session.facts import Fact as LibraryFact
+from holdfast.session.turns import Unfinished as LibraryUnfinished
+from holdfast.turn.replay import Difference as LibraryDifference
+from holdfast.turn.response import Pending as LibraryPending
+from holdfast.turn.sent_context import Context as LibraryContext
+from holdfast.turn.sent_context import ContextPart as LibraryContextPart
 
-Role = Literal["user", "assistant", "system", "tool"]
 Status = Literal["open", "active", "waiting", "paused", "closed", "archived", "erased"]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
-Number = Annotated[int, Field(ge=0)]
 
 
-class Sent(BaseModel):
-    """What every answer has in common."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class SentText(Sent):
-    type: Literal["text"]
-    text: str
-
-
-class SentImage(Sent):
-    type: Literal["image"]
-    url: str = left_out()
-    data: str = left_out(description="base64")
-    media_type: str = left_out()
-    name: str = left_out()
-
-
-class SentFile(Sent):
-    type: Literal["file"]
-    url: str = left_out()
-    data: str = left_out(description="base64")
-    media_type: str = left_out()
-    name: str = left_out()
-
-
-class SentToolCall(Sent):
-    type: Literal["tool_call"]
-    id: str
-    name: str
-    arguments: dict[str, Any] | str
-
-
-class SentToolResult(Sent):
-    type: Literal["tool_result"]
-    call_id: str
-    content: str
-    is_error: bool
-
-
-class SentThinking(Sent):
-    type: Literal["thinking"]
-    text: str
-    signature: str = left_out()
-    provider: str = left_out()
-    model: str = left_out()
-
-
-SentPart = Annotated[
-    SentText | SentImage | SentFile | SentToolCall | SentToolResult | SentThinking, Field(discriminator="type")
-]
-
-
-class SentFunction(Sent):
-    name: str
-    arguments: str
-
-
-class SentFunctionCall(Sent):
-    id: str
-    type: Literal["function"]
-    function: SentFunction
-
-
-class Message(Sent):
-    """A message as OpenAI writes it, or with parts."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "role": "user",
-                    "content": "My name is Alice",
-                    "created_at": "2026-01-31T09:30:00.000000+00:00",
-                    "seq": 2,
-                }
-            ]
-        }
-    )
-
-    role: Role
-    content: str | list[SentPart] | None
-    tool_calls: list[SentFunctionCall] = left_out()
-    tool_call_id: str = left_out()
-    is_error: bool = left_out()
-    author: str = left_out()
-    metadata: dict[str, Any] = left_out()
-    created_at: str = left_out(description="ISO time")
-    seq: int | None = Field(default=None, description="The number of its event.")
-
-
-class Messages(Sent):
+class Messages(ResponseBody):
     messages: list[Message]
 
 
-class Appended(Sent):
+class Appended(ResponseBody):
     seq: Number = Field(description="The number of the last event.")
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-class Prices(Sent):
-    input: float = left_out()
-    output: float = left_out()
-    cache_read: float = left_out()
-    cache_write: float = left_out()
-    reasoning: float = left_out()
+class Prices(ResponseBody):
+    input: float = optional_field()
+    output: float = optional_field()
+    cache_read: float = optional_field()
+    cache_write: float = optional_field()
+    reasoning: float = optional_field()
 
 
-class Budget(Sent):
-    tokens: int = left_out()
-    cost: float = left_out()
-    turns: int = left_out()
-    steps: int = left_out()
-    seconds: float = left_out()
-    prices: Prices = left_out()
+@mirror(LibraryBudget, optional=True)
+class Budget(ResponseBody):
+    prices: Prices = optional_field()
 
 
-class Retention(Sent):
-    ttl_days: float = left_out()
-    archive_after_days: float = left_out()
-    auto_prune: bool = left_out()
-    prune_strategy: str = left_out()
-    max_messages: int = left_out()
-    immutable: bool = left_out()
+@mirror(LibraryRetention, optional=True)
+class Retention(ResponseBody):
+    """How long a session is kept, and in what form."""
 
 
-class Session(Sent):
+class Session(ResponseBody):
     """A session as a list shows it."""
 
     id: str
@@ -199,42 +117,37 @@ class FullSession(Session):
     active_agent: str | None = Field(description="The agent that the conversation was handed to.")
 
 
-class SessionPage(Sent):
+class SessionPage(ResponseBody):
     sessions: list[Session]
     next: str | None = Field(description="`after` of the next page; null on the last one.")
 
 
-class Sessions(Sent):
+class Sessions(ResponseBody):
     sessions: list[Session]
 
 
-class Deleted(Sent):
+class Deleted(ResponseBody):
     status: Literal["deleted"]
 
 
-class Comparison(Sent):
+class Comparison(ResponseBody):
     common: list[Message]
     mine: list[Message]
     theirs: list[Message]
 
 
-class Difference(Sent):
-    """The first place where a replay went another way."""
-
-    turn: int
-    seq: int | None
-    type: str
-    recorded: Any
-    replayed: Any
+@mirror(LibraryDifference)
+class Difference(ResponseBody):
+    """The first event in which a replay differs from the log."""
 
 
-class Replay(Sent):
+class Replay(ResponseBody):
     turns: Number
     first_difference: Difference | None
     session_id: str | None = Field(description="The fork that it ran in.")
 
 
-class Pruned(Sent):
+class Pruned(ResponseBody):
     strategy: str
     dry_run: bool
     seq: int | None = Field(description="The event that records it; null if nothing was pruned.")
@@ -246,67 +159,52 @@ class Pruned(Sent):
     freed_tokens: Number
 
 
-class Undone(Sent):
+class Undone(ResponseBody):
     undone: bool
 
 
-class ContextPart(Sent):
-    kind: str
-    text: str
-    tokens: Number
-    seq: int | None
+@mirror(LibraryContextPart)
+class ContextPart(ResponseBody):
     message: Message | None
 
 
-class Context(Sent):
+@mirror(LibraryContext)
+class Context(ResponseBody):
     parts: list[ContextPart]
-    tokens: Number
-    estimated: Number
-    reported: int | None
-    window: int | None
-    model: str
-    left_out: int
 
 
 # -- keeping -----------------------------------------------------------------------------------------------------------
 
 
-class Verification(Sent):
-    ok: bool
-    checked: int
-    first_bad: int | None
-    reason: str | None
+@mirror(LibraryVerification)
+class Verification(ResponseBody):
+    """The result of checking the hash chain of a log."""
 
 
-class Redacted(Sent):
-    seq: int
-    also: list[int]
+@mirror(LibraryRedacted)
+class Redacted(ResponseBody):
+    """The event whose payload was removed, and the events that repeated its text."""
 
 
-class Erased(Sent):
-    sessions: list[str]
-    events: Number
-    user_state: bool
-    memories: bool
+@mirror(LibraryErased)
+class Erased(ResponseBody):
+    """What an erasure removed."""
 
 
-class Fact(Sent):
-    id: str
-    text: str
+@mirror(LibraryFact)
+class Fact(ResponseBody):
     kind: FactKind
-    status: str | None
-    ref: str | None
 
 
-class StoredFact(Sent):
+class StoredFact(ResponseBody):
     id: str
     text: str
-    kind: FactKind = left_out()
-    status: str = left_out()
-    ref: str = left_out()
+    kind: FactKind = optional_field()
+    status: str = optional_field()
+    ref: str = optional_field()
 
 
-class Document(Sent):
+class Document(ResponseBody):
     """The whole view of a session, as `Session.to_dict` gives it."""
 
     version: int
@@ -330,94 +228,80 @@ class Document(Sent):
 # -- state, facts, approvals, usage ------------------------------------------------------------------------------------
 
 
-class State(Sent):
+class State(ResponseBody):
     state: dict[str, Any]
 
 
-class StateFound(Sent):
+class StateFound(ResponseBody):
     name: str
     found: bool
     value: Any = Field(description="null if it is not found")
 
 
-class StateSet(Sent):
+class StateSet(ResponseBody):
     name: str
     value: Any
 
 
-class Removed(Sent):
+class Removed(ResponseBody):
     deleted: bool
 
 
-class Facts(Sent):
+class Facts(ResponseBody):
     facts: list[Fact]
 
 
-class Source(Sent):
-    session_id: str
+@mirror(LibrarySource)
+class Source(ResponseBody):
     seqs: list[Number]
 
 
-class Memory(Sent):
-    key: str
-    text: str
-    kind: str
-    confidence: float
+@mirror(LibraryRemembered)
+class Memory(ResponseBody):
     expires_at: Time | None
     source: Source | None
     created_at: Time
     updated_at: Time
-    score: float | None = Field(description="How well it fits; null where nothing was searched.")
+    score: float | None = Field(description="How well it fits the search; null outside of a search.")
 
 
-class Memories(Sent):
+class Memories(ResponseBody):
     memories: list[Memory]
 
 
-class MemoryPage(Sent):
+class MemoryPage(ResponseBody):
     memories: list[Memory]
     next: str | None
 
 
-class Pending(Sent):
+@mirror(LibraryPending)
+class Pending(ResponseBody):
     """A call that waits for a person."""
 
-    call_id: str
-    name: str
-    arguments: dict[str, Any] | str
-    payload: Any
-    reason: str | None
 
-
-class Approvals(Sent):
+class Approvals(ResponseBody):
     pending: list[Pending]
 
 
-class UnfinishedTurn(Sent):
-    run_id: str
-    question: str
+@mirror(LibraryUnfinished)
+class UnfinishedTurn(ResponseBody):
     unknown_calls: list[str] = Field(description="Tools that may or may not have taken effect.")
-    attempts: Number
-    parked: bool
 
 
-class Unfinished(Sent):
+class Unfinished(ResponseBody):
     unfinished: UnfinishedTurn | None
 
 
-class Brief(Sent):
+class Brief(ResponseBody):
     brief: str
 
 
-class Usage(Sent):
-    input_tokens: Number
-    output_tokens: Number
-    cache_read_tokens: Number
-    cache_write_tokens: Number
-    reasoning_tokens: Number
+@mirror(LibraryUsage)
+class Usage(ResponseBody):
+    """Tokens. Cached tokens are part of the input, reasoning tokens are part of the output."""
 
 
-class Used(Sent):
+class Used(ResponseBody):
     usage: Usage
     cost: float = Field(description="By the prices of the session's budget; 0 without prices.")
     budget: Budget | None
@@ -426,13 +310,12 @@ class Used(Sent):
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-class ToolCall(Sent):
-    id: str
-    name: str
-    arguments: dict[str, Any] | str
+@mirror(LibraryToolCall)
+class ToolCall(ResponseBody):
+    """A call of a tool that the model asked for."""
 
 
-class AnswerShape(Sent):
+class AnswerShape(ResponseBody):
     """What a turn gives back. `idle`: there was nothing to resume."""
 
     response: str | None
@@ -447,12 +330,12 @@ class AnswerShape(Sent):
     messages: list[Message]
 
 
-class RunError(Sent):
+class RunError(ResponseBody):
     code: str
     text: str
 
 
-class RunShape(Sent):
+class RunShape(ResponseBody):
     """How far a run is."""
 
     run_id: str
@@ -465,11 +348,11 @@ class RunShape(Sent):
     response: AnswerShape | None = Field(description="Once it is finished or waits; never in lists.")
 
 
-class RunsShape(Sent):
+class RunsShape(ResponseBody):
     runs: list[RunShape]
 
 
-class EventShape(Sent):
+class EventShape(ResponseBody):
     """A fact of the log."""
 
     seq: int
@@ -485,17 +368,17 @@ class EventShape(Sent):
     hash: str
 
 
-class EventsShape(Sent):
+class EventsShape(ResponseBody):
     events: list[EventShape]
     next: int | None = Field(description="`after` of the next page; null if there is none yet.")
     head: Number
 
 
-class HealthShape(Sent):
+class HealthShape(ResponseBody):
     status: Literal["ok"]
 
 
-class ReadyShape(Sent):
+class ReadyShape(ResponseBody):
     status: Literal["ready", "unavailable"]
     reason: str | None
 
@@ -503,14 +386,14 @@ class ReadyShape(Sent):
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
-class Options(Sent):
-    temperature: float = left_out()
-    max_tokens: int = left_out()
-    max_steps: int = left_out()
-    timeout: float = left_out()
+class Options(ResponseBody):
+    temperature: float = optional_field()
+    max_tokens: int = optional_field()
+    max_steps: int = optional_field()
+    timeout: float = optional_field()
 
 
-class Agent(Sent):
+class Agent(ResponseBody):
     id: str
     name: str | None
     description: str | None
@@ -524,15 +407,15 @@ class Agent(Sent):
     source: Literal["stored", "code"]
 
 
-class Agents(Sent):
+class Agents(ResponseBody):
     agents: list[Agent]
 
 
-class Tool(Sent):
+class Tool(ResponseBody):
     name: str
     description: str
     parameters: dict[str, Any] = Field(description="JSON Schema of an object.")
 
 
-class Tools(Sent):
+class Tools(ResponseBody):
     tools: list[Tool]

@@ -1,4 +1,4 @@
-"""From what the library holds to the JSON that is sent. `schemas` says the same to the OpenAPI document."""
+"""JSON of the library's values. `responses` describes the same JSON for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pydantic_core import to_jsonable_python
 from starlette.responses import Response as Answer
 
 from holdfast.errors import Forbidden, InvalidArgument
-from holdfast.log.events import Event, to_datetime
-from holdfast.log.identifiers import checked_name
-from holdfast.log.messages import Message, Part, ToolCall, _part_to_dict
-from holdfast.log.view import cut, view_of
+from holdfast.log.events import Event
+from holdfast.log.identifiers import check_name
+from holdfast.log.messages import Message, Part, ToolCall, part_to_dict
+from holdfast.log.ranges import clip_ranges
+from holdfast.log.times import to_datetime
+from holdfast.log.view import decode_view
 from holdfast.models.base import Usage
 from holdfast.stores.base import Info, Log, Store
 from holdfast.turn.response import Response
@@ -25,7 +27,7 @@ from holdfast.turn.run_outcome import Outcome, outcome_of
 if TYPE_CHECKING:
     from holdfast.memory.service import Remembered
     from holdfast.server.app import Server
-    from holdfast.server.auth import Who
+    from holdfast.server.auth import Caller
     from holdfast.session.facts import Fact
     from holdfast.session.pruning import Pruned
     from holdfast.session.session import Comparison, Session
@@ -34,54 +36,54 @@ if TYPE_CHECKING:
     from holdfast.turn.sent_context import Context
 
 
-def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
-    """JSON, as it is: what is sent was made by us and is not checked again."""
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    """Return a JSON response. The value is not validated: the serializers built it."""
     return Answer(orjson.dumps(value), status, headers, "application/json")
 
 
-async def the_server(request: Request) -> Any:  # noqa: ANN401 - typed below
+async def get_server(request: Request) -> Any:  # noqa: ANN401 - typed below
     return request.app.state.server
 
 
 if TYPE_CHECKING:
-    Serving = Annotated[Server, Depends(the_server)]
+    Serving = Annotated[Server, Depends(get_server)]
 else:  # FastAPI looks at the type, and the app imports the routes
-    Serving = Annotated[Any, Depends(the_server)]
+    Serving = Annotated[Any, Depends(get_server)]
 
 SessionId = Annotated[str, Path(description="The id of a session.", examples=["support-42"])]
 
 
-def refused(field: str, text: str) -> InvalidArgument:
+def field_error(field: str, text: str) -> InvalidArgument:
     """Bad input that names its field."""
     error = InvalidArgument(text)
     error.field = field  # type: ignore[attr-defined]
     return error
 
 
-def actor_of(who: Who, asked: str | None = None) -> str:
-    """Who the log says did it: the user of the key, else whom the caller names, else the key."""
-    if asked is None:
-        return who.user or who.key_id
-    if who.user is not None and asked != who.user:
+def actor_of(caller: Caller, wanted_actor: str | None = None) -> str:
+    """Return the actor for the log: the user of the key, else the named actor, else the key."""
+    if wanted_actor is None:
+        return caller.user or caller.key_id
+    if caller.user is not None and wanted_actor != caller.user:
         raise Forbidden("a key of a user acts for that user: leave actor out")
-    return checked_name(asked, "actor")
+    return check_name(wanted_actor, "actor")
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-def moment(microseconds: int) -> str:
+def format_time(microseconds: int) -> str:
     """A time as it is sent. A page of sessions has a hundred of them, and many in the same second."""
     seconds, rest = divmod(microseconds, 1_000_000)
-    return f"{_second(seconds)}.{rest:06d}+00:00"
+    return f"{_format_second(seconds)}.{rest:06d}+00:00"
 
 
 @lru_cache(maxsize=4096)
-def _second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     return to_datetime(seconds * 1_000_000).isoformat()[:19]
 
 
-def session_listed(info: Info) -> dict[str, Any]:
+def session_summary_dict(info: Info) -> dict[str, Any]:
     """A session as a list shows it; no event is read."""
     log = info.log
     return {
@@ -92,18 +94,18 @@ def session_listed(info: Info) -> dict[str, Any]:
         "metadata": info.metadata,
         "user_id": log.user_id,
         "app_name": log.app_name,
-        "created_at": moment(log.created_at),
-        "updated_at": moment(info.updated_at),
+        "created_at": format_time(log.created_at),
+        "updated_at": format_time(info.updated_at),
     }
 
 
-def session_full(session: Session) -> dict[str, Any]:
-    store, log = session.store, session._log
+def session_dict(session: Session) -> dict[str, Any]:
+    store, log = session.store, session.log
     head = store.head(log)
-    view = view_of(head.view)
-    return session_listed(store.info(log)) | {
+    view = decode_view(head.view)
+    return session_summary_dict(store.info(log)) | {
         "head": head.head,
-        "length": store.count(log, cut(view.visible, head.head)),
+        "length": store.count(log, clip_ranges(view.visible, head.head)),
         "system": store.value(log, "system"),
         "parent": _parent(session),
         "budget": store.value(log, "budget"),
@@ -115,12 +117,11 @@ def session_full(session: Session) -> dict[str, Any]:
 
 
 def _parent(session: Session) -> str | None:
-    """The session it was forked from. Both have the same owner; if ever they had not, its id would be nobody's to
-    see."""
-    number, found = session._log.parent, session.parent
+    """Return the id of the session it was forked from. Both have the same owner; if not, the id stays hidden."""
+    number, found = session.log.parent, session.parent
     if number is None or found is None:
         return None
-    return found if session.store.log_of(number).user_id == session.user_id else None
+    return found if session.store.log_of_number(number).user_id == session.user_id else None
 
 
 def comparison_dict(found: Comparison) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def message_dict(found: Message) -> dict[str, Any]:
 def event_dict(found: Event) -> dict[str, Any]:
     return {
         "seq": found.seq,
-        "at": moment(found.at),
+        "at": format_time(found.at),
         "type": found.type,
         "v": found.v,
         "run": found.run,
@@ -173,7 +174,7 @@ def pending_dict(found: Pending) -> dict[str, Any]:
 
 
 def part_dict(found: Part) -> dict[str, Any]:
-    return _part_to_dict(found)
+    return part_to_dict(found)
 
 
 def tool_call_dict(found: ToolCall) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def tool_call_dict(found: ToolCall) -> dict[str, Any]:
 # -- reports -----------------------------------------------------------------------------------------------------------
 
 
-def pruned_dict(report: Pruned) -> dict[str, Any]:
+def prune_report_dict(report: Pruned) -> dict[str, Any]:
     return {
         "strategy": report.strategy if isinstance(report.strategy, str) else str(report.strategy),
         "dry_run": report.dry_run,
@@ -254,9 +255,9 @@ def run_dict(found: Outcome) -> dict[str, Any]:
         "run_id": found.run_id,
         "status": found.status,
         "agent_id": found.agent,
-        "created_at": moment(found.created_at),
-        "started_at": None if found.started_at is None else moment(found.started_at),
-        "ended_at": None if found.ended_at is None else moment(found.ended_at),
+        "created_at": format_time(found.created_at),
+        "started_at": None if found.started_at is None else format_time(found.started_at),
+        "ended_at": None if found.ended_at is None else format_time(found.ended_at),
         "error": None if found.error is None else {name: found.error.get(name, "") for name in ("code", "text")},
         "response": None if found.response is None else answer_dict(found.response),
     }

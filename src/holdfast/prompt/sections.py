@@ -1,0 +1,66 @@
+"""The texts of a prompt before its messages: instructions filled with state, facts, effects of failed turns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.errors import MissingState
+from holdfast.stores.base import Log, Store
+
+FACTS_BYTES = 8_000
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+def fill_template(template: str, state: Mapping[str, Any]) -> str:
+    """Return instructions with each `{name}` replaced by the state of that name. A dot is a part of the name; `{{` and
+    `}}` are braces. Raises MissingState."""
+
+    def value(match: re.Match[str]) -> str:
+        if match.group() in ("{{", "}}"):
+            return match.group()[0]
+        name = match.group(1)
+        if name not in state:
+            raise MissingState(name)
+        text = state[name]
+        return text if isinstance(text, str) else str(text)
+
+    return _FIELD.sub(value, template)
+
+
+def find_names(template: str) -> list[str]:
+    """Return the names of the state that instructions need."""
+    return [match.group(1) for match in _FIELD.finditer(template) if match.group(1) is not None]
+
+
+def format_facts(facts: Sequence[Mapping[str, Any]], room: int = FACTS_BYTES) -> str:
+    """Return the facts of the session as a text for the model. If they exceed `room` bytes, the oldest are left out."""
+    lines: list[str] = []
+    for fact in reversed(facts):
+        status = f" [{fact['status']}]" if fact.get("status") else ""
+        line = f"- {fact.get('kind', 'fact')}: {fact['text']}{status}"
+        room -= len(line.encode()) + 1
+        if room < 0:
+            lines.append(f"- … {len(facts) - len(lines)} older ones are left out")
+            break
+        lines.append(line)
+    return "What is known:\n" + "\n".join(reversed(lines)) if lines else ""
+
+
+def unreported_effects(store: Store, log: Log, seqs: Sequence[int]) -> str:
+    """Return a line about calls that took effect, or may have, in turns that failed, so that the model does not repeat
+    them unknowingly."""
+    if not seqs:
+        return ""
+    finished: list[str] = []
+    unknown: list[str] = []
+    for event in (store.event(log, seq) for seq in seqs[-20:]):
+        kind = unknown if event.data.get("unknown") else finished
+        kind.append(f"{event.data['name']} (call {event.data['call_id']})")
+    lines = []
+    if finished:
+        lines.append(f"An earlier turn failed after these calls had already finished: {', '.join(finished)}.")
+    if unknown:
+        lines.append(f"These calls of an earlier turn may or may not have taken effect: {', '.join(unknown)}.")
+    return " ".join(lines)

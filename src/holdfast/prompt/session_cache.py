@@ -1,0 +1,40 @@
+"""The contract between a turn and the session object that it runs in. A turn uses nothing else of the session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from holdfast.policy.retention import Retention
+    from holdfast.prompt.history_window import HistoryWindow  # loaded by the first turn, not with the session
+
+
+@dataclass(slots=True, eq=False)
+class SessionCache:
+    """Values that one session object keeps from one turn to the next. Losing them costs time, never data."""
+
+    temp: dict[str, Any] = field(default_factory=dict)  # state of scope "temp"; cleared when a turn ends
+    window: HistoryWindow | None = None  # the newest messages, read for the last prompt
+    stored_contexts: set[str] = field(default_factory=set)  # digests of prompts that the log already holds
+    prune_idle_until: int = 0  # head up to which a turn does not try to prune again
+    # Each of these is one tuple, so that another thread never reads one part of it without the others.
+    retention: tuple[int, Retention] | None = None  # the last retention.set event read: its seq and its retention
+    visible_count: tuple[int, int, int] = (-1, 0, 0)  # edition of the view, head, number of visible messages at it
+
+    def forget_history(self) -> None:
+        """Drop the messages and prompts that were read from the log: an erasure may have removed some of them."""
+        self.window = None
+        self.stored_contexts.clear()
+
+
+class TurnSession(Protocol):
+    """The session object of a turn: `Session`, or a test's own."""
+
+    @property
+    def cache(self) -> SessionCache: ...
+    def prune_if_due(self) -> None:
+        """Prune the session if its retention asks for it."""
+
+    def get_state(self, name: str, scope: str = "session", default: Any = None) -> Any: ...  # noqa: ANN401 - JSON
+    def set_state(self, name: str, value: Any, scope: str = "session") -> None: ...  # noqa: ANN401 - JSON

@@ -1,0 +1,173 @@
+"""Event streams over HTTP: the log of a session as pages or as a stream, and one run as a stream.
+
+The tail of a log is open before the run is admitted, so that no event or delta of the run is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from holdfast.concurrency import off_thread
+from holdfast.errors import InvalidArgument
+from holdfast.server.app import Server
+from holdfast.server.auth import Caller, Reader, Writer
+from holdfast.server.errors import ERRORS
+from holdfast.server.event_stream import EventStream, LogFrames, RunFrames, position_of
+from holdfast.server.http.strict_routes import StrictRoute
+from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
+from holdfast.server.rate_limits import Slot
+from holdfast.server.run_requests import queue_message, reopen_turn
+from holdfast.server.schemas import serializers
+from holdfast.server.schemas.requests import MessageBody, ResumeBody
+from holdfast.server.schemas.responses import EventsShape
+from holdfast.server.schemas.serializers import json_response
+from holdfast.server.schemas.stream_frames import LOG_STREAM, RUN_STREAM
+from holdfast.stores.base import Log, TenantLog
+from holdfast.worker.admission import AdmittedRun
+from holdfast.worker.feed import Tail
+
+router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
+SSE = "text/event-stream"
+
+
+@router.post(
+    "/sessions/{session_id}/message/stream",
+    operation_id="message_stream",
+    response_class=Response,
+    responses={200: RUN_STREAM},
+)
+@handles_idempotency_itself
+async def message_stream(
+    caller: Writer,
+    request: Request,
+    session_id: str,
+    body: MessageBody,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Send a message and stream the answer. With the Idempotency-Key of an earlier run, the stream follows that
+    run."""
+    server: Server = request.app.state.server
+    key = key_of(request)
+    return await _stream_new_run(
+        server, caller, session_id, last_event_id, lambda: queue_message(server, caller, session_id, body, key)
+    )
+
+
+@router.post(
+    "/sessions/{session_id}/resume/stream",
+    operation_id="resume_stream",
+    response_class=Response,
+    responses={200: RUN_STREAM},
+)
+@handles_idempotency_itself
+async def resume_stream(
+    caller: Writer,
+    request: Request,
+    session_id: str,
+    body: ResumeBody,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Resume the session as `resume` does, and stream the turn. A session without an unfinished turn is an error."""
+    server: Server = request.app.state.server
+    key_scope = scope_of(request, caller)
+
+    def reopen() -> tuple[Log, AdmittedRun]:
+        log, run = reopen_turn(server, caller, session_id, body, key_scope)
+        if run is None:
+            raise InvalidArgument(f"session {session_id!r} has no unfinished turn: send a message")
+        return log, run
+
+    return await _stream_new_run(server, caller, session_id, last_event_id, reopen)
+
+
+async def _stream_new_run(
+    server: Server,
+    caller: Caller,
+    session_id: str,
+    last_event_id: str | None,
+    admit: Callable[[], tuple[Log, AdmittedRun]],
+) -> EventStream:
+    """Open the tail of a session, admit a run with `admit` on a thread, and return the stream of the run.
+
+    The stream owns the slot and the tail; both are given back here if a step fails.
+    """
+    reader_position = position_of(last_event_id, None)
+    with ExitStack() as undo:
+        slot = undo.enter_context(server.limits.streams.hold(caller.key_id))
+        log = (await off_thread(caller.open_session, session_id)).log
+        tail = await server.feed.open_tail(caller.store, log)
+        undo.callback(server.feed.release_tail, tail)
+        log, run = await off_thread(admit)
+        server.runs.schedule_session(TenantLog(caller.tenant, log))
+        undo.pop_all()
+    return _stream_run(server, caller, tail, run, reader_position, slot)
+
+
+def _stream_run(
+    server: Server, caller: Caller, tail: Tail, run: AdmittedRun, reader_position: tuple[int, int], slot: Slot
+) -> EventStream:
+    where = max((run.seq, 0), reader_position)
+    has_all_deltas = where[1] == 0 or any((item.seq, item.n) == where for item in tail.items)
+
+    async def return_tail() -> Tail:
+        return tail
+
+    return EventStream(
+        server,
+        caller.key_id,
+        return_tail,
+        where=where,
+        frames=lambda tail: RunFrames(tail, run.run_id, where[1], has_all_deltas),
+        slot=slot,
+    )
+
+
+@router.get(
+    "/sessions/{session_id}/events",
+    operation_id="events",
+    response_model=EventsShape,
+    responses={200: LOG_STREAM},
+)
+async def events(
+    caller: Reader,
+    request: Request,
+    session_id: str,
+    after: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    types: Annotated[list[str] | None, Query()] = None,
+    since: str | None = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+    accept: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The log: one page of it, or with `Accept: text/event-stream` all events after `after`, then new ones as they
+    are appended."""
+    server: Server = request.app.state.server
+    if accept is not None and SSE in accept:
+        where = position_of(last_event_id, after)
+        log = (await off_thread(caller.open_session, session_id)).log
+        return EventStream(
+            server,
+            caller.key_id,
+            lambda: server.feed.open_tail(caller.store, log),
+            where=where,
+            frames=lambda _: LogFrames(types or ()),
+        )
+    return json_response(await off_thread(_event_page, caller, session_id, after, limit, types, since))
+
+
+def _event_page(
+    caller: Caller, session_id: str, after: int | None, limit: int, types: list[str] | None, since: str | None
+) -> dict[str, Any]:
+    session = caller.open_session(session_id)
+    page = session.events(since=since, limit=limit, types=types, after=after)
+    has_more = len(page) == limit and after is not None
+    return {
+        "events": [serializers.event_dict(event) for event in page],
+        "next": page[-1].seq if has_more else None,
+        "head": session.head,
+    }

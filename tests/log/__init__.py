@@ -1,0 +1,1 @@
+"""The pure values and folds of the log."""

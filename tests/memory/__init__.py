@@ -1,0 +1,1 @@
+"""Memories: kept, found, learned from sessions, erased."""

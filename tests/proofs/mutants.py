@@ -1,0 +1,508 @@
+"""B23: bugs put into our own code on purpose. A proof that does not catch the one made for it is itself the bug.
+
+A mutant is a change to the text of a module, made while it is imported, in a process of its own; the files stay as they
+are. Its detector is a proof at a small size. A text that is no longer there is a failure too: the mutant must follow
+the code. The control runs every detector without a mutant, and all must be silent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A piece of a module's text, and what takes its place."""
+
+    module: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A bug, and the detector that must find it."""
+
+    name: str
+    detector: str
+    edits: tuple[Edit, ...]
+
+
+def mutant(name: str, detector: str, *edits: tuple[str, str, str]) -> Mutant:
+    return Mutant(name, detector, tuple(Edit("holdfast." + module, old, new) for module, old, new in edits))
+
+
+MUTANTS = (
+    mutant("no fence", "game", ("stores.append", "asked.epoch is not None and asked.epoch != epoch", "False")),
+    mutant("no head check", "game", ("stores.append", "is not None and asked.expected != before.head", "is ...")),
+    mutant("no key check", "game", ("stores.sqlite", "if asked.idempotency_key is not None:", "if False:")),
+    mutant("a key taken for other content", "game", ("stores.append", "if not same:", "if False:")),
+    mutant("a lease that anybody may take", "game", ("stores.append", "lease is not None and lease.is_alive", "False")),
+    mutant(
+        "acknowledged before COMMIT",
+        "power",
+        ("stores.sqlite_connections", 'db.execute("COMMIT")\n                crashpoint', "crashpoint"),
+        (
+            "stores.sqlite_connections",
+            'db.execute("BEGIN IMMEDIATE")\n            try',
+            'db.in_transaction and db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE")\n            try',
+        ),
+    ),
+    mutant("NORMAL instead of FULL", "power", ("stores.sqlite_connections", "synchronous=FULL", "synchronous=NORMAL")),
+    mutant(
+        "tenants not told apart", "tenants", ("stores.statements", "WHERE l.tenant = ?", "WHERE (1=1 OR l.tenant = ?)")
+    ),
+    mutant("tenants not told apart in lists", "tenants", ("stores.sql_reads", '["s.tenant = ?"]', '["s.tenant <> ?"]')),
+    mutant(
+        "a chain without links",
+        "tampering",
+        ("log.chain", "sha256(hash + top", "sha256(top"),
+        ("log.chain", "sha256(previous + top", "sha256(top"),
+    ),
+    mutant("the same salt for all", "salts", ("stores.append", "salts=random(", "salts=bytes(")),
+    mutant(
+        "a fork that sees what its parent did later",
+        "game",
+        ("stores.base", "lo, hi = max(first, start), min(last, end)", "lo, hi = max(first, start), last"),
+    ),
+    mutant("a rewind that forgets the state", "game", ("session.history", '"state": changed', '"state": {}')),
+    mutant(
+        "half of a refused job kept", "group", ("stores.sqlite_connections", 'db.execute("ROLLBACK TO job")', "pass")
+    ),
+    mutant(
+        "one broken job breaks the others",
+        "group",
+        ("stores.sqlite_connections", "job.run(db)\n        except Exception", "job.run(db)\n        except KeyError"),
+    ),
+    mutant("a view that is not folded", "game", ("stores.append", "folded.apply(row.seq", "(lambda *_: None)(row.seq")),
+    mutant(
+        "PostgreSQL appends without looking at the head",
+        "rivals",
+        ("stores.postgres_statements", "AND head = ? AND epoch = ?", "AND ?::bigint > 0 AND ?::bigint >= 0"),
+    ),
+    mutant(
+        "PostgreSQL refuses from what it remembers",
+        "rivals",
+        ("stores.postgres", "except AgentError:", "except KeyError:"),
+    ),
+    mutant(
+        "a lost answer is taken for a lost request",
+        "wire",
+        ("stores.postgres", "found is not None and found[0] == batch.rows[-1].hash", "False"),
+    ),
+    mutant(
+        "delete leaves the events",
+        "families",
+        ("stores.sqlite", "db.execute(SQL.PURGE_EVENTS, _bounds(number))", "pass"),
+    ),
+    mutant("delete leaves the words", "families", ("stores.sqlite", "self._forget_words(db, number, None)", "pass")),
+    mutant("delete forgets a dead parent", "families", ("stores.memory", "self._purge(ancestor)", "pass")),
+    mutant(
+        "delete does not look for forks",
+        "families",
+        ("stores.sql_store", "if db.execute(self.sql.HAS_READER, (number,)).fetchone() is not None:", "if False:"),
+    ),
+    mutant(
+        "late appends raise the dead",
+        "families",
+        (
+            "stores.statements",
+            ' HEAD = _HEAD + " WHERE log = ? AND id IS NOT NULL"',
+            ' HEAD = _HEAD + " WHERE log = ?"',
+        ),
+    ),
+    mutant("cleared messages come back", "game", ("log.view", "turn.mixed = True\n        elif", "pass\n        elif")),
+    mutant(
+        "messages added in a turn stand in it",
+        "game",
+        ("log.view", "append_seq(turn.outside_messages, seq)", "append_seq(turn.own_messages, seq)"),
+    ),
+    mutant("a failed turn stays in the messages", "game", ("log.view", "kept=False)", "kept=True)")),
+    mutant(
+        "marks that miss outside messages",
+        "rebuild",
+        ("stores.append", "or (busy and draft.type in MESSAGE_TYPES)", ""),
+    ),
+    mutant("names that a rewind does not move", "rebuild", ("log.named_values", '== "view.rewound":', '== "never":')),
+    mutant("NaN is JSON", "text", ("log.codec", "value != value or", "False and")),
+    mutant(
+        "text cut at NUL",
+        "text",
+        (
+            "log.codec",
+            "return orjson.loads(data)",
+            'return orjson.loads(data.replace(b"\\\\u0000", b""))',
+        ),
+    ),
+    mutant(
+        "events in one transaction, the head in another",
+        "faults",
+        (
+            "stores.sqlite",
+            'crashpoint("between events and head")',
+            'db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE"); crashpoint("between events and head")',
+        ),
+    ),
+    mutant(
+        "a key that is not remembered", "faults", ("stores.sql_store", "if batch.idempotency is not None:", "if False:")
+    ),
+    mutant(
+        "memory hands out its own",
+        "copies",
+        ("stores.memory", "copy.deepcopy(", "("),
+        ("stores.memory_reads", "copy.deepcopy(", "("),
+    ),
+    mutant(
+        "a cut that was planned for another view",
+        "stale plans",
+        ("log.view", 'if data["after"] != self.edition:', "if False:"),
+    ),
+    mutant(
+        "a burial that was planned for another log",
+        "stale plans",
+        ("stores.sql_store", "return db.execute(self.sql.HAS_TYPES, values).fetchone() is None", "return True"),
+    ),
+    mutant(
+        "a burial that overlooks a new fork",
+        "stale plans",
+        ("stores.sql_store", "if readers != {", "if False and readers != {"),
+    ),
+    mutant(
+        "a held session can be deleted",
+        "guards",
+        (
+            "stores.append",
+            'if view.held:\n        raise SessionHeld("delete"',
+            'if False:\n        raise SessionHeld("delete"',
+        ),
+    ),
+    mutant(
+        "a held session can be erased",
+        "guards",
+        (
+            "stores.erasure",
+            'if decode_view(head.view).held:\n        raise SessionHeld("erase"',
+            'if False:\n        raise SessionHeld("erase"',
+        ),
+    ),
+    mutant("immutable is but a word", "guards", ("stores.append", "return view.immutable and (", "return False and (")),
+    mutant(
+        "an immutable session can be kept for less",
+        "guards",
+        ("stores.append", 'if shorter or not draft.data.get("immutable"):', "if False:"),
+    ),
+    mutant(
+        "the sweep purges what was used meanwhile",
+        "guards",
+        ("worker.sweep", "store.remove(log.kind, log.id, expected=head.head)", "store.remove(log.kind, log.id)"),
+    ),
+    mutant(
+        "the sweep purges what is at work",
+        "guards",
+        ("policy.retention", "if standing.running:", "if False:"),
+        (
+            "stores.append",
+            "if lease is not None and lease.is_alive:\n        raise SessionBusy(id",
+            "if False:\n        raise SessionBusy(id",
+        ),
+    ),
+    mutant(
+        "nobody vouches for what is left",
+        "audit",
+        ("log.chain", 'if digest_tombstones(own) != data.get("tombs"):', "if False:"),
+    ),
+    mutant("token counts are believed", "audit", ("log.chain", "if row.tokens != tokens:", "if False:")),
+    mutant(
+        "attached bytes are believed",
+        "audit",
+        ("stores.verification", "if not _has_blob(store, log, digest):", "if False:"),
+    ),
+    mutant("events may stand behind the head", "audit", ("stores.verification", "if beyond and", "if False and")),
+    mutant(
+        "a sealed payload opens anywhere",
+        "sealed",
+        ("stores.encrypted_rows", "key.seal(row.body, event_context(number, row.seq))", 'key.seal(row.body, b"")'),
+        ("stores.encrypted_rows", "key.open(row.body, event_context(number, row.seq))", 'key.open(row.body, b"")'),
+    ),
+    mutant(
+        "the old master key still opens the store",
+        "sealed",
+        ("stores.sql_store", "db.execute(self.sql.SET_MASTER, (rotation.fingerprint,))", "pass"),
+    ),
+    mutant(
+        "redacted words stay in the index",
+        "remains",
+        ("stores.sqlite", "self._forget_words(db, number, [seq for seq, _ in tombstones])", "pass"),
+    ),
+    mutant(
+        "a digest of what was redacted stays",
+        "remains",
+        ("stores.sqlite", "db.executemany(SQL.CLEAR_ONCE_DIGEST,", "(lambda *_: None)(SQL.CLEAR_ONCE_DIGEST,"),
+    ),
+    mutant(
+        "freed pages keep their text", "remains", ("stores.sqlite_connections", "secure_delete=ON", "secure_delete=OFF")
+    ),
+    mutant(
+        "summaries keep what was redacted",
+        "histories",
+        ("stores.erasure", "erased += _summaries_over(store, one, seq, seq)", "pass"),
+    ),
+    mutant(
+        "copies keep what was redacted",
+        "histories",
+        ("stores.erasure", "if event.run is not None:\n        found +=", "if False:\n        found +="),
+    ),
+    mutant(
+        "a prune makes a session live longer", "histories", ("stores.append", "else before.updated_at,", "else at,")
+    ),
+    mutant(
+        "an undo forgets what came later",
+        "histories",
+        ("session.pruning", "for first, last in later:", "for first, last in ():"),
+    ),
+    mutant(
+        "a prune parts a call from its result",
+        "histories",
+        ("policy.pruning", "if newest_orphan is None:\n        return", "if True:\n        return"),
+    ),
+    mutant(
+        "a summary that nobody sees", "histories", ("log.view", "self.ranges.insert(place, [seq - 1, seq - 1])", "pass")
+    ),
+    mutant(
+        "a prompt that is too long is sent for ever",
+        "too long",
+        ("turn.drivers", "for may_retry in (True, False):", "for may_retry in iter(lambda: True, None):"),
+    ),
+    mutant(
+        "a queued message is shown at once",
+        "queues",
+        (
+            "log.view",
+            "self._close_last(seq - 1)\n        if self.turn is None:\n            self.ranges.append([seq + 1, 0])",
+            "if self.turn is None:\n            pass",
+        ),
+    ),
+    mutant(
+        "an import takes the queue along",
+        "queues",
+        ("log.view", "self.queue = []  # what was to be run there is not run here as well", "pass"),
+    ),
+    mutant(
+        "a fork takes the queue along",
+        "queues",
+        ("log.view", "self.retention, self.queue = 0, []", "self.retention = 0"),
+    ),
+    mutant(
+        "a run that is over stays in the queue",
+        "queues",
+        ("log.view", "self._dequeue(turn.run)  # nothing is left", "pass  # nothing is left"),
+    ),
+    mutant(
+        "a cancelled run stays in the queue",
+        "queues",
+        (
+            "log.view",
+            'elif type == "run.dropped":\n            self._dequeue(run)',
+            'elif type == "run.dropped":\n            pass',
+        ),
+    ),
+    mutant("what may not wait waits", "queues", ("log.view", 'if mode == "reject" and (', "if False and (")),
+    mutant("an interrupt waits like the rest", "queues", ("log.view", 'if mode == "interrupt" else', "if False else")),
+    mutant(
+        "a key names another run each time",
+        "queues",
+        (
+            "worker.admission",
+            "run = store.clock.new_id() if self.once is None else run_id_of_key(log, self.once)",
+            "run = store.clock.new_id()",
+        ),
+    ),
+    mutant(
+        "a cancelled turn may go on writing",
+        "cancelling",
+        ("worker.admission", 'fence = {"epoch": head.epoch, "claim": claim, "release": True}', "fence = {}"),
+    ),
+    mutant(
+        "a turn is begun anew, not taken up",
+        "takeovers",
+        ("worker.run_pool", "is_open = turn is not None and turn.run == run", "is_open = False"),
+    ),
+    mutant(
+        "what is not finished is not given back",
+        "takeovers",
+        ("worker.run_pool", "_release_turn(running.runtime)", "pass"),
+    ),
+    mutant(
+        "deltas come before their event",
+        "telling",
+        ("worker.feed", "if message.after > self.last or self._early_deltas:", "if False:"),
+    ),
+    mutant(
+        "Last-Event-ID is not looked at",
+        "telling",
+        ("server.event_stream", "if text is None or not text.strip():", "if True:"),
+    ),
+    mutant(
+        "the last event is told again",
+        "telling",
+        ("server.event_stream", "(item.seq, item.n) <= (seq, n)", "(item.seq, item.n) < (seq, n)"),
+        ("server.event_stream", "(item.seq, item.n) > (seq, n)", "(item.seq, item.n) >= (seq, n)"),
+    ),
+    mutant(
+        "one who comes from another server is told again",
+        "telling",
+        ("server.event_stream", "if items[0].seq <= seq:", "if False:"),
+    ),
+    mutant(
+        "a reply is told again in silence",
+        "cut streams",
+        ("server.event_stream", "if self._delta_count or not self._has_all_deltas or not self.has_begun:", "if False:"),
+    ),
+    mutant(
+        "deltas are told again in silence",
+        "cut streams",
+        ("server.event_stream", "if not self._delta_count and not self.has_begun:", "if False:"),
+    ),
+    mutant(
+        "any Host will do",
+        "pages",
+        ("server.http.origins", "found is None or found[0] not in self._names", "found is None"),
+    ),
+    mutant(
+        "any Origin will do", "pages", ("server.http.origins", "if not is_configured and (len(", "if False and (len(")
+    ),
+    mutant("any site will do", "pages", ("server.http.origins", "sites is not None and not is_configured", "False")),
+    mutant("a form is taken for JSON", "pages", ("server.http.middleware", "and not _is_json(kinds)", "and False")),
+    mutant(
+        "a key opens every tenant",
+        "strangers",
+        ("server.auth", "store=self._store.for_tenant(info.tenant)", "store=self._store"),
+    ),
+    mutant(
+        "a session is open to all users",
+        "strangers",
+        ("server.auth", "if self.user is not None and session.user_id != self.user:", "if False:"),
+    ),
+    mutant(
+        "a list shows everybody's",
+        "strangers",
+        ("server.routes.sessions", "owner = caller.resolve_owner(check_owner(", "owner = (check_owner("),
+    ),
+    mutant(
+        "anybody's session can be compared with",
+        "strangers",
+        (
+            "server.routes.forks",
+            ".compare(caller.open_session(other))",
+            ".compare(type(caller.open_session(session_id)).open(other, store=caller.store))",
+        ),
+    ),
+    mutant("a revoked key works", "strangers", ("server.api_keys", "return self.revoked_at is None and (", "return (")),
+    mutant("an expired key works", "strangers", ("server.api_keys", "or now < self.expires_at)", "or True)")),
+    mutant(
+        "half a key is enough",
+        "strangers",
+        ("server.api_keys", "return info if hmac.compare_digest(", "return info if True or hmac.compare_digest("),
+    ),
+    mutant(
+        "who may read may write",
+        "strangers",
+        ("server.auth", "return ROLES.index(self.role)", 'return self.role == "read" or ROLES.index(self.role)'),
+    ),
+    mutant("everybody runs the server", "strangers", ("server.auth", "if not caller.is_operator:", "if False:")),
+    mutant(
+        "two users share their keys for requests",
+        "strangers",
+        ("server.idempotency", "codec.encode([caller.user, ", "codec.encode([None, "),
+    ),
+    mutant(
+        "what all share is anybody's to write",
+        "strangers",
+        ("server.routes.state", 'if scope == "app" and caller.user is not None', "if False"),
+    ),
+    mutant(
+        "a route is open unless it is closed",
+        "holes",
+        ("server.http.strict_routes", "if permission is None:", "if False:"),
+    ),
+    mutant(
+        "a session works wherever it likes",
+        "jail",
+        ("server.new_resources", "if real is None or not any(", "if real is None or False and not any("),
+    ),
+    mutant(
+        "a head may come for ever",
+        "patience",
+        ("server.http.header_limits", "self._timer = self.loop.call_later(HEAD_SECONDS, self._on_timeout)", "pass"),
+    ),
+    mutant(
+        "a head may be as long as it likes",
+        "patience",
+        ("server.http.header_limits", "if self._size > MAX_HEAD_BYTES:", "if False:"),
+        ("server.http.header_limits", "if self._parsed_size > MAX_HEAD_BYTES:", "if False:"),
+    ),
+    # -- several agents, and memory
+    mutant(
+        "an agent that is over is asked again",
+        "flows",
+        ("turn.flow_loop", "progress is not None and progress.end_status", "False"),
+    ),
+    mutant("a call of an agent is nobody's", "flows", ("agent_base", "idempotent=True, timeout", "timeout")),
+    mutant(
+        "a called agent has another session each time",
+        "flows",
+        ("log.identifiers", "sha256(key.encode())", "sha256(f\"{id(key)}{__import__('os').getpid()}\".encode())"),
+    ),
+    mutant(
+        "a resumed flow sees nothing of itself",
+        "flows",
+        ("turn.progress", "path_sort_key(each) < here and", "False and"),
+    ),
+    mutant("branches stand as they came", "branches", ("log.view", "sorted(inner, key=path_sort_key)", "inner")),
+    mutant("branches see each other", "branches", ("turn.progress", "is_within(path, outer_path(branch))", "False")),
+    mutant("calls share their ids", "branches", ("turn.agent_loop", "and not used.intersection(new_ids)", "")),
+    mutant(
+        "whoever is late writes all the same",
+        "branches",
+        ("turn.runtime", "if self._is_over or self._is_halted(path):", "if False:"),
+        ("turn.agent_runtime", "if self.batch is not None:", "if False:"),
+    ),
+    mutant(
+        "what others said is one's own", "handoffs", ("prompt.perspective", "message.named_author != name", "False")
+    ),
+    mutant(
+        "a failed turn moves the conversation",
+        "handoffs",
+        ("log.view", 'turn.active = data.get("active", turn.active)', 'self.active = data.get("active")'),
+    ),
+    mutant("the conversation is nobody's", "handoffs", ("log.view", "turn.active or self.active", "self.active")),
+    mutant("a router forgets", "handoffs", ("turn.flow_loop", "if position.owner is not None:", "if False:")),
+    mutant(
+        "a called agent has a budget of its own",
+        "called",
+        ("turn.runtime", "if self._caller_budget is not None:", "if False:"),
+    ),
+    mutant("two take the last call", "called", ("turn.runtime", '{"steps": under_way}', "{}")),
+    mutant(
+        "a condition is the wrong way round",
+        "rounds",
+        (
+            "turn.flow_loop",
+            "if not (yield CallUserFunction(_bind_condition",
+            "if (yield CallUserFunction(_bind_condition",
+        ),
+    ),
+    mutant("apps share their memories", "memories", ("memory.memory_log", "and name.startswith(mine)", "")),
+    mutant(
+        "memories last for ever",
+        "memories",
+        ("memory.memory_log", "expires is None or self.store.clock.now() < expires", "True"),
+    ),
+    mutant(
+        "an erasure does not reach memory",
+        "memories",
+        ("session.compliance", "erase_memories_from(", "(lambda *a: None)("),
+    ),
+)

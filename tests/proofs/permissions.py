@@ -1,0 +1,555 @@
+"""B13: every route, asked by everybody for everything. Nobody is told, and nobody changes, what is another's.
+
+`CALLS` says how each route is asked so that it says yes; a route that is not there fails the proof. In a call `$name`
+stands for an id: the caller's own, a foreign one or one that there is not, and the answers to the last two must be the
+same. What is kept is read past the server, before and after.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+
+from holdfast import Session
+from holdfast.server.auth import permission_of
+from tests.proofs import Report, proof
+from tests.proofs.crashes import scratch
+from tests.proofs.secured_server import (
+    COMMON,
+    OWNERS,
+    STORED,
+    Answer,
+    Caller,
+    House,
+    Owner,
+    Principal,
+    Room,
+    canary,
+    census,
+    only_in,
+    room,
+    store_agent,
+)
+
+ENOUGH = 20  # failures, after which the rest is not looked for
+MISSING = "there-is-no-such-thing"
+SSE = {"Accept": "text/event-stream"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How a route is asked."""
+
+    body: Any = None
+    query: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[Session], object] | None = None  # what a session must have been through for this
+    refuses: bool = False  # there is nothing it says yes to
+
+
+def _call(body: Any = None, **more: Any) -> Call:
+    return Call(body=body, **more)
+
+
+def _wait(session: Session) -> None:
+    session.run("spend a little")
+
+
+def _decide(session: Session) -> None:
+    session.run("spend a little")
+    session.approve(session.pending[0].call_id)
+
+
+CALLS: dict[str, Call] = {
+    "GET /health": _call(),
+    "GET /ready": _call(),
+    "GET /metrics": _call(),
+    "GET /": _call(),
+    "GET /openapi.json": _call(),
+    "GET /tools": _call(),
+    "POST /agents": _call({"id": "$new", "provider": "echo"}),
+    "GET /agents": _call(),
+    "GET /agents/{agent_id}": _call(),
+    "PUT /agents/{agent_id}": _call({"provider": "echo"}),
+    "DELETE /agents/{agent_id}": _call(),
+    "POST /sessions": _call({"id": "$new", "user_id": "$user"}),
+    "GET /sessions": _call(query={"user_id": "$user", "after": "$other"}),
+    "GET /sessions/{session_id}": _call(),
+    "PUT /sessions/{session_id}": _call({"title": "another"}),
+    "DELETE /sessions/{session_id}": _call(),
+    "POST /sessions/{session_id}/pause": _call({"actor": "$user"}),
+    "POST /sessions/{session_id}/close": _call({"actor": "$user"}),
+    "POST /sessions/{session_id}/archive": _call({"actor": "$user"}),
+    "POST /sessions/{session_id}/reopen": _call({"actor": "$user"}, prepare=Session.close),
+    "GET /sessions/{session_id}/history": _call(),
+    "POST /sessions/{session_id}/messages": _call({"messages": [{"role": "user", "content": "more"}]}),
+    "POST /sessions/{session_id}/clear": _call({"actor": "$user"}),
+    "POST /sessions/{session_id}/rewind": _call({"to": 2, "actor": "$user"}),
+    "GET /sessions/{session_id}/search": _call(query={"q": "said"}),
+    "POST /sessions/{session_id}/prune": _call({"strategy": "keep_last_1", "agent_id": "$agent", "actor": "$user"}),
+    "POST /sessions/{session_id}/undo_prune": _call({"actor": "$user"}),
+    "GET /sessions/{session_id}/context": _call(query={"agent_id": "$agent"}),
+    "POST /sessions/{session_id}/fork": _call({"id": "$new"}),
+    "GET /sessions/{session_id}/forks": _call(),
+    "GET /sessions/{session_id}/compare": _call(query={"with": "$other"}),
+    "POST /sessions/{session_id}/replay": _call({"agent_id": "$agent"}),
+    "GET /sessions/{session_id}/brief": _call(),
+    "POST /sessions/{session_id}/successor": _call({"id": "$new"}),
+    "GET /sessions/{session_id}/state": _call(),
+    "GET /sessions/{session_id}/state/{name:path}": _call(),
+    "PUT /sessions/{session_id}/state/{name:path}": _call({"value": 1}),
+    "DELETE /sessions/{session_id}/state/{name:path}": _call(),
+    "GET /sessions/{session_id}/facts": _call(),
+    "POST /sessions/{session_id}/facts": _call({"text": "more"}),
+    "PUT /sessions/{session_id}/facts/{fact_id}": _call({"status": "done"}),
+    "DELETE /sessions/{session_id}/facts/{fact_id}": _call(),
+    "GET /memory": _call(query={"user_id": "$user"}),
+    "GET /memory/{key:path}": _call(query={"user_id": "$user"}),
+    "PUT /memory/{key:path}": _call({"text": "more"}, query={"user_id": "$user"}),
+    "DELETE /memory/{key:path}": _call(query={"user_id": "$user"}),
+    "POST /memory/search": _call({"query": "memory more", "user_id": "$user"}),
+    "POST /sessions/{session_id}/memory": _call({}),
+    "GET /sessions/{session_id}/approvals": _call(),
+    "POST /sessions/{session_id}/approvals/{call_id:path}": _call({"approved": True, "actor": "$user"}, prepare=_wait),
+    "GET /sessions/{session_id}/unfinished": _call(),
+    "GET /sessions/{session_id}/usage": _call(),
+    "GET /sessions/{session_id}/export": _call(),
+    "POST /sessions/import": _call({"data": "$export", "id": "$new", "user_id": "$user"}),
+    "GET /sessions/{session_id}/verify": _call(),
+    "GET /sessions/{session_id}/document": _call(),
+    "POST /sessions/{session_id}/redact": _call({"seq": "$seq", "reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/hold": _call({"reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/release": _call({"actor": "$user"}, prepare=lambda session: session.hold("court")),
+    "POST /sessions/{session_id}/erase": _call({"reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/message": _call({"agent_id": "$agent", "message": "hello"}),
+    "POST /sessions/{session_id}/message/stream": _call({"agent_id": "$agent", "message": "hello"}),
+    "POST /sessions/{session_id}/resume": _call({"agent_id": "$agent"}, prepare=_decide),
+    "POST /sessions/{session_id}/resume/stream": _call({"agent_id": "$agent"}, prepare=_decide),
+    "GET /sessions/{session_id}/events": _call(),
+    "GET /sessions/{session_id}/runs": _call(),
+    "GET /sessions/{session_id}/runs/{run_id}": _call(),
+    "POST /sessions/{session_id}/runs/{run_id}/cancel": _call({}),
+}
+STREAMED = "GET /sessions/{session_id}/events"  # asked for as JSON and as a stream
+_IN_PATH = {
+    "session_id": "$session",
+    "agent_id": "$mine",
+    "fact_id": "$fact",
+    "run_id": "$run",
+    "call_id": "$call",
+    "name": "$name",
+    "key": "$key",
+}
+_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of the application, and how it is asked."""
+
+    name: str  # "GET /sessions"
+    permission: str | None
+    call: Call
+
+    @property
+    def method(self) -> str:
+        return self.name.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        return self.name.partition(" ")[2]
+
+    @property
+    def places(self) -> list[str]:
+        """The ids that it takes."""
+        found = [_IN_PATH[name] for name in _PARAMETER.findall(self.path)]
+        found += [value for value in self.call.query.values() if value.startswith("$")]
+        found += [value for value in (self.call.body or {}).values() if str(value).startswith("$")]
+        return [each for each in found if each not in ("$name", "$key", "$seq", "$export")]
+
+    @property
+    def changes(self) -> bool:
+        return self.method != "GET"
+
+    def filled(self, values: dict[str, Any]) -> tuple[str, Any]:
+        """The address and the body."""
+        target = _PARAMETER.sub(lambda match: quote(str(values[_IN_PATH[match.group(1)]]), safe=""), self.path)
+        query = {name: values.get(value, value) for name, value in self.call.query.items()}
+        query = {name: value for name, value in query.items() if value is not None}
+        if query:
+            target += "?" + urlencode(query)
+        body = self.call.body
+        if isinstance(body, dict):
+            body = {name: values.get(value, value) if isinstance(value, str) else value for name, value in body.items()}
+            body = {name: value for name, value in body.items() if value is not None}
+        return target, body
+
+
+def routes(app: FastAPI) -> tuple[list[Route], list[str]]:
+    """Every route with its call, and what is wrong with the list."""
+    found, wrong = [], []
+    for each in iter_route_contexts(app.routes):
+        for method in sorted(getattr(each, "methods", None) or ["?"]):
+            name = f"{method} {getattr(each, 'path', '?')}"
+            permission = permission_of(each)
+            if permission is None:
+                wrong.append(f"{name} declares no permission")
+            if name not in CALLS:
+                wrong.append(f"{name} has no case: say in CALLS how it is asked")
+            else:
+                found.append(Route(name, permission, CALLS[name]))
+    gone = CALLS.keys() - {route.name for route in found}
+    return found, wrong + [f"{name} has a case, and is no route any more" for name in sorted(gone)]
+
+
+class Attack:
+    """Everybody asks for everything. Complaints gather in `failures`."""
+
+    def __init__(self, house: House, rng: random.Random, *, enough: int = ENOUGH) -> None:
+        self.house, self.rng, self.enough = house, rng, enough
+        self.routes, self.failures = routes(house.app)
+        self.cases = 0
+        self._complained: set[tuple[str, ...]] = set()
+        self.answered: Counter[str] = Counter()  # by route: how often it said yes
+        self._numbers = count()
+        self._pools: dict[Owner, list[Room]] = {}
+        owners = {(who.tenant, who.user) for who in house.furniture.principals.values()}
+        self._exports = {owner: self._exported(owner) for owner in owners}
+        self._known: dict[tuple[str, ...], tuple[int, str]] = {}
+
+    # -- what is asked for ----------------------------------------------------------------------------------------
+
+    def fresh(self, who: Principal, prepare: Callable[[Session], object] | None = None) -> Room:
+        """A session of theirs that may be spoiled."""
+        store = self.house.store.for_tenant(who.tenant)
+        made = room(store, f"fresh-{next(self._numbers)}", who.user, alone=True)
+        if prepare is None:
+            return made
+        session = Session.open(made.id, store=store, agent=self.house.server.catalog.find(store, "helper"))
+        prepare(session)
+        call_id = session.pending[0].call_id if session.pending else ""
+        return Room(id=made.id, fact_id=made.fact_id, run_id=made.run_id, call_id=call_id, seq=made.seq)
+
+    def pooled(self, who: Principal) -> Room:
+        """A session of theirs that others of the same owner spoil as well, and now and then a new one."""
+        pool = self._pools.setdefault((who.tenant, who.user), [])
+        if len(pool) < 4 or self.rng.random() < 0.02:
+            pool.append(self.fresh(who, self.rng.choice([None, _wait])))
+            del pool[:-4]
+        return self.rng.choice(pool)
+
+    def own(self, who: Principal, route: Route, mine: Room) -> dict[str, Any]:
+        """What `$name` stands for when all is theirs."""
+        agent = STORED
+        if route.changes and "{agent_id}" in route.path and who.may("admin"):
+            agent = f"agent-{next(self._numbers)}"
+            store_agent(self.house.store.for_tenant(who.tenant), agent)
+        found = {
+            "$session": mine.id,
+            "$other": mine.id,
+            "$mine": agent,
+            "$agent": "helper",
+            "$fact": mine.fact_id,
+            "$run": mine.run_id,
+            "$call": mine.call_id or "none",
+            "$name": "note",
+            "$key": "note",
+            "$seq": mine.seq,
+            "$user": who.user,
+            "$new": f"new-{next(self._numbers)}",
+        }
+        if route.name == "POST /sessions/import":
+            found["$export"] = self._exports[who.tenant, who.user]
+        return found
+
+    def _exported(self, owner: Owner) -> str:
+        """Something that an owner may import."""
+        store = self.house.store.for_tenant(owner[0])
+        made = room(store, f"exported-{next(self._numbers)}", owner[1], alone=True)
+        return Session.open(made.id, store=store).export()
+
+    def foreign(self, who: Principal, place: str) -> list[str]:
+        """Ids of this kind that are there, but not for them."""
+        rooms = [each for owner in OWNERS if not who.owns(owner) for each in self.house.furniture.rooms[owner][:1]]
+        if place in ("$session", "$other"):
+            return [each.id for each in rooms if each.id != COMMON and not self._has(who, each.id)]
+        if place in ("$mine", "$agent"):
+            return [only_in(tenant) for tenant in ("", "acme", "evil") if tenant != who.tenant]
+        if place == "$user":
+            return ["bob" if who.user == "alice" else "alice"] if who.user or who.tenant != "acme" else []
+        kinds = {"$fact": "fact_id", "$run": "run_id", "$call": "call_id"}
+        return [getattr(each, kinds[place]) for each in rooms] if place in kinds else []
+
+    def _has(self, who: Principal, id: str) -> bool:
+        """Whether a session of this name is theirs as well: names are counted in each tenant."""
+        owners = [owner for owner in OWNERS if who.owns(owner)]
+        return any(each.id == id for owner in owners for each in self.house.furniture.rooms[owner])
+
+    # -- asking -----------------------------------------------------------------------------------------------------
+
+    def complain(self, kind: str, route: Route, text: str) -> None:
+        """Once of each kind and route: the first tells enough."""
+        if (kind, route.name) not in self._complained:
+            self._complained.add((kind, route.name))
+            self.failures.append(text)
+
+    def ask(
+        self,
+        caller: Caller,
+        who: Principal,
+        route: Route,
+        values: dict[str, Any],
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """Ask, and check what holds for every answer."""
+        self.cases += 1
+        target, body = route.filled(values)
+        answer = caller.ask(route.method, target, who.headers | route.call.headers | (headers or {}), body)
+        self.check(who, route, answer, f"{who.name}: {route.method} {target} {str(body)[:200]}")
+        return answer
+
+    def check(self, who: Principal, route: Route, answer: Answer, what: str) -> None:
+        text = answer.body.decode(errors="replace")
+        if answer.status >= 500 and not _is_unavailable(answer):
+            self.complain("fails", route, f"{what} -> {answer.status} {text[:200]}")
+        if leaked := [each for each in who.foreign if each in text or each in str(answer.headers)]:
+            self.complain("tells", route, f"{what} -> {answer.status} tells {leaked} of somebody else")
+        permission = route.permission or "admin"
+        if who.may(permission):
+            if answer.status == 401:
+                self.complain("shut", route, f"{what} -> 401, and the key is good")
+        elif answer.status != (401 if who.role is None else 403):
+            self.complain("open", route, f"{what} -> {answer.status} {text[:200]}, and they may not {permission}")
+        else:
+            # Whoever may not ask learns nothing: whatever they name, the answer is the same.
+            kind = (route.permission or "", who.role or "")
+            found = answer.status, plain(answer, {})
+            known = self._known.setdefault(kind, found)
+            if found != known:
+                self.complain("differs", route, f"{what} -> {found}, and elsewhere {known}")
+
+    # -- every route, everybody, every id ----------------------------------------------------------------------------
+
+    def everything(self, caller: Caller, everybody: list[Principal]) -> None:
+        """Each route with what is one's own, then with each of its ids foreign or missing."""
+        for who in everybody:
+            before = census(self.house.path)
+            for route in self.routes:
+                self.one(caller, who, route)
+                if len(self.failures) >= self.enough:
+                    return
+            self.failures += [f"{who.name}: {each}" for each in before.changed(census(self.house.path), by=who)]
+
+    def one(self, caller: Caller, who: Principal, route: Route) -> None:
+        is_allowed = route.permission is not None and who.may(route.permission)
+        mine = self._mine(who, route, is_allowed)
+        values = self.own(who, route, mine)
+        answer = self.ask(caller, who, route, values)
+        self.answered[route.name] += answer.status < 300
+        if route.name == STREAMED:
+            self.ask(caller, who, route, values, SSE)
+        for place in route.places:
+            if place == "$new" or (place == "$user" and values[place] is None and who.role is not None):
+                continue
+            mine = self._mine(who, route, is_allowed)
+            values = self.own(who, route, mine)
+            missing = values | {place: MISSING}
+            absent = self.ask(caller, who, route, missing)
+            if is_allowed and place != "$user" and absent.status < 400:
+                self.complain("finds", route, f"{who.name}: {route.name} with no such {place} -> {absent.status}")
+            for id in self.foreign(who, place):
+                theirs = self.ask(caller, who, route, values | {place: id})
+                told = theirs.status, plain(theirs, {id: "ID"})
+                if told != (absent.status, plain(absent, {MISSING: "ID"})):
+                    text = f"{who.name}: {route.name} with {place} of somebody else -> {told}, "
+                    text += f"with one that there is not -> {absent.status} {plain(absent, {MISSING: 'ID'})}"
+                    self.complain("tells apart", route, text)
+
+    def _mine(self, who: Principal, route: Route, is_allowed: bool) -> Room:
+        """Something of theirs to ask for; whoever owns nothing names what alice has."""
+        rooms = self.house.furniture.rooms
+        if is_allowed and "{session_id}" in route.path and (route.changes or (who.tenant, who.user) not in rooms):
+            return self.fresh(who, route.call.prepare)
+        return rooms.get((who.tenant, who.user), rooms["acme", "alice"])[0]
+
+    # -- whatever comes to mind ---------------------------------------------------------------------------------------
+
+    def anything(self, caller: Caller, who: Principal, size: int) -> None:
+        """Random requests of one caller, with tricks; then look whether anything changed that is not theirs."""
+        before = census(self.house.path)
+        for _ in range(size):
+            route = self.rng.choice(self.routes)
+            can_own = who.role is not None and who.may("write")
+            rooms = self.house.furniture.rooms
+            mine = self.pooled(who) if can_own else rooms.get((who.tenant, who.user), rooms["acme", "alice"])[0]
+            values = self.own(who, route, mine)
+            denied = False
+            for place in route.places:
+                if place == "$new":
+                    continue
+                kind = self.rng.choice(["own", "own", "foreign", "missing", "hostile"])
+                others = self.foreign(who, place)
+                if kind == "foreign" and others:
+                    values[place] = self.rng.choice(others)
+                elif kind == "missing":
+                    values[place] = MISSING
+                elif kind == "hostile":
+                    values[place] = self.rng.choice(HOSTILE)(str(self.rng.choice(others or [mine.id])))
+                denied |= kind in ("foreign", "missing") and place == "$session" and bool(others or kind == "missing")
+            answer = self.fuzzed(caller, who, route, values)
+            if denied and answer.status < 400 and route.permission != "public":
+                text = f"{who.name}: {route.filled(values)} -> {answer.status}, and it is not theirs"
+                self.complain("gives", route, text)
+            if len(self.failures) >= self.enough:
+                return
+        self.failures += [f"{who.name}: {each}" for each in before.changed(census(self.house.path), by=who)]
+
+    def fuzzed(self, caller: Caller, who: Principal, route: Route, values: dict[str, Any]) -> Answer:
+        """With headers and parameters that some servers believe."""
+        headers = dict(self.rng.choice(TRICKS)) if self.rng.random() < 0.4 else {}
+        if route.method == "POST" and self.rng.random() < 0.3:
+            headers["Idempotency-Key"] = f"k{self.rng.randrange(6)}"
+        if route.name == STREAMED and self.rng.random() < 0.1:
+            headers |= SSE
+        target, body = route.filled(values)
+        if self.rng.random() < 0.2:
+            name, value = self.rng.choice(PARAMETERS)
+            target += ("&" if "?" in target else "?") + urlencode({name: value})
+        if isinstance(body, dict) and self.rng.random() < 0.2:
+            body = body | dict([self.rng.choice(PARAMETERS)])
+        self.cases += 1
+        answer = caller.ask(route.method, target, who.headers | headers, body)
+        what = f"{who.name}: {route.method} {target} {str(body)[:200]} {headers}"
+        if _is_routed(target):
+            self.check(who, route, answer, what)
+        elif leaked := [each for each in who.foreign if each.encode() in answer.body]:
+            self.complain("tells", route, f"{what} -> {answer.status} tells {leaked} of somebody else")
+        return answer
+
+
+def plain(answer: Answer, ids: dict[str, str]) -> str:
+    """A body without what must differ: the request's id, and the id that was asked for."""
+    text = re.sub(r'"request_id":"[^"]*"', '"request_id":""', answer.body.decode(errors="replace"))
+    for id, shown in ids.items():
+        text = text.replace(id, shown)
+    return text
+
+
+def _is_unavailable(answer: Answer) -> bool:
+    return answer.status == 503 and answer.headers.get("retry-after") is not None
+
+
+def _is_routed(target: str) -> bool:
+    """Whether it certainly leads to the route it was made for: an encoded slash may lead to another one."""
+    path = target.partition("?")[0].lower()
+    return "%2f" not in path and "//" not in path and "%0" not in path
+
+
+HOSTILE: list[Callable[[str], str]] = [
+    lambda id: f"../{id}",
+    lambda id: f"{id}/",
+    lambda id: f"{id}/history",
+    lambda id: f"./{id}",
+    lambda id: f"{id}\0",
+    lambda id: f"{id}\0.json",
+    lambda id: f"{id} ",
+    lambda id: f" {id}",
+    lambda id: id.upper(),
+    lambda id: f"acme/{id}",
+    lambda id: f"{id}%00",
+    lambda id: f"%2e%2e%2f{id}",
+    lambda id: f"{id}' OR '1'='1",
+    lambda id: f"{id}\r\nX-Tenant: acme",
+    lambda id: id.replace("a", "\u0430"),
+    lambda id: f"{id}\u200b",
+    lambda id: "*",
+    lambda id: "%",
+    lambda id: "..",
+    lambda id: ".",
+    lambda id: id * 100,
+]
+TRICKS: list[dict[str, str]] = [
+    {"X-User-Id": "alice", "X-Tenant": "acme"},
+    {"X-Tenant-Id": "acme", "X-Forwarded-User": "alice", "X-Remote-User": "alice"},
+    {"X-Original-URL": "/health", "X-Rewrite-URL": "/health"},
+    {"X-HTTP-Method-Override": "GET", "X-Method-Override": "DELETE"},
+    {"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "localhost", "Forwarded": "for=127.0.0.1"},
+    {"Cookie": "token=hf_1; session=alice-0"},
+    {"X-Api-Version": "0", "X-Admin": "true", "X-Role": "admin"},
+    {"Accept": "text/html"},
+]
+PARAMETERS: list[tuple[str, str]] = [
+    ("tenant", "acme"),
+    ("user", "alice"),
+    ("role", "admin"),
+    ("key", "hf_1"),
+    ("access_token", "hf_1"),
+    ("scope", "user"),
+    ("scope", "app"),
+]
+
+
+def keys_are_ones_own(caller: Caller, house: House) -> Iterator[str]:
+    """An Idempotency-Key that two users have chosen is two keys."""
+    people = [house.furniture.principals[name] for name in ("acme alice write", "acme bob write", "evil alice write")]
+    given = {"Idempotency-Key": "chosen-twice"}
+    for path, body in (("/sessions", {}), ("/sessions", {"title": "x"})):
+        for who in people:
+            answer = caller.ask("POST", path, who.headers | given, body)
+            if body and answer.status != 422:
+                yield f"{who.name}: the same key with another body -> {answer.status}"
+            elif not body and (answer.status != 201 or answer.json["user_id"] != who.user):
+                yield f"{who.name}: a key that somebody else has used as well -> {answer.status} {answer.body[:200]!r}"
+            elif not body and "idempotency-replayed" in answer.headers:
+                yield f"{who.name}: got the answer of somebody else"
+
+
+def taken_names(caller: Caller, house: House) -> Iterator[str]:
+    """A name that another user has is taken, and no more is told of it; in another tenant it is free."""
+    people = house.furniture.principals
+    name = house.furniture.rooms["acme", "bob"][-1].id
+    alice, evil = people["acme alice write"], people["evil alice write"]
+    own = house.furniture.rooms["acme", "alice"][0].id
+    for path, body in (
+        ("/sessions", {"id": name}),
+        ("/sessions", {"id": name, "exist_ok": True}),
+        (f"/sessions/{own}/fork", {"id": name}),
+        (f"/sessions/{own}/successor", {"id": name}),
+    ):
+        answer = caller.ask("POST", path, alice.headers, body)
+        if answer.status != 409 or canary("acme", "bob").encode() in answer.body:
+            yield f"{alice.name}: POST {path} {body} -> {answer.status} {answer.body[:200]!r}"
+    answer = caller.ask("POST", "/sessions", evil.headers, {"id": name})
+    if answer.status != 201:
+        yield f"a name that another tenant has -> {answer.status} {answer.body[:200]!r}"
+
+
+@proof("B13", ci=12_000, long=500_000)
+def authorization(size: int, seed: int) -> Report:
+    """Every route, every caller, every id of somebody else; then random requests with tricks, until it is enough."""
+    rng = random.Random(seed)
+    with scratch(memory=True) as directory, House(directory) as house, Caller(house.port) as caller:
+        attack = Attack(house, rng)
+        everybody = list(house.furniture.principals.values())
+        attack.everything(caller, everybody)
+        attack.failures += [*keys_are_ones_own(caller, house), *taken_names(caller, house)]
+        counted = attack.cases
+        silent = [name for name in CALLS if not attack.answered[name] and not CALLS[name].refuses]
+        attack.failures += [f"{name} said yes to nobody: its refusals prove nothing" for name in silent]
+        while attack.cases < size and len(attack.failures) < ENOUGH:
+            for who in rng.sample(everybody, len(everybody)):
+                attack.anything(caller, who, max(1, min(200, size // len(everybody))))
+    figures = (
+        f"{len(attack.routes)} routes x {len(everybody)} callers: {counted:,} cases, and "
+        f"{attack.cases - counted:,} at random; {len(attack.failures)} wrong"
+    )
+    return Report(figures=figures, failures=attack.failures)

@@ -1,0 +1,86 @@
+"""`python -m tests.real_model [--only NAME] [--seed N]`: the proofs with a real model; exit code 1 if one fails."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.proofs import Report
+from tests.real_model.engine import MODEL, NotServed, served
+from tests.real_model.formats import FORMATS
+from tests.real_model.proofs import PROOFS
+from tests.real_model.session_setup import Stage
+from tests.real_model.wire_recorder import Witness
+
+SEED = 2026
+SHOWN = 5
+
+logging.getLogger("holdfast").setLevel(logging.ERROR)  # turns that fail here are meant to
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="python -m tests.real_model", description="Prove it with a real model.")
+    options.add_argument("--only", metavar="NAME", help="the proofs whose name holds this")
+    options.add_argument("--seed", type=int, default=SEED, help="chooses words and figures; the model has none")
+    asked = options.parse_args()
+    chosen = [one for one in PROOFS if asked.only is None or asked.only in one.__name__]
+    if not chosen:
+        options.error(f"no proof is called {asked.only!r}; there are {', '.join(one.__name__ for one in PROOFS)}")
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hf-model-") as home:
+        try:
+            held = _run_all(chosen, Path(home), asked.seed)
+        except NotServed as error:
+            print(f"the model does not start: {error}")
+            return 1
+    print(f"{sum(held)} of {len(held)} proofs hold ({time.monotonic() - began:.0f} s)")
+    return 0 if all(held) else 1
+
+
+def _run_all(chosen: list[Callable[[Stage], Report]], home: Path, seed: int) -> list[bool]:
+    began = time.monotonic()
+    held = []
+    with served(home / "engine.log") as address, Witness(address) as witness:
+        print(f"{MODEL} on {address}, started in {time.monotonic() - began:.1f} s", flush=True)
+        for format in FORMATS:
+            for one in chosen:
+                file = home / f"{format.provider}-{one.__name__}.db"
+                held.append(_holds(one, Stage(format=format, witness=witness, file=file, seed=seed)))
+    return held
+
+
+def _holds(one: Callable[[Stage], Report], stage: Stage) -> bool:
+    began, mark = time.monotonic(), len(stage.witness.exchanges)
+    try:
+        report = one(stage)
+    except Exception:
+        report = Report(figures="broke off", failures=[*stage.failures, traceback.format_exc()])
+    exchanges = stage.witness.since(mark)
+    strangers = {exchange.path for exchange in exchanges} - {stage.format.path}
+    failures = [*report.failures, *(f"asked {path}, not {stage.format.path}" for path in strangers)]
+    if not exchanges:
+        failures.append("the model was never asked")
+    verdict = "FAILED" if failures else "ok"
+    spent = time.monotonic() - began
+    print(
+        f"{stage.format.provider:<10}{one.__name__:<18}{report.figures}  {verdict} "
+        f"({len(exchanges)} requests, {spent:.1f} s)",
+        flush=True,
+    )
+    for failure in failures[:SHOWN]:
+        print("      " + failure.rstrip().replace("\n", "\n      "))
+    if len(failures) > SHOWN:
+        print(f"      and {len(failures) - SHOWN} more")
+    if failures:
+        print(f"      again: python -m tests.real_model --only {one.__name__} --seed {stage.seed}", flush=True)
+    return not failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

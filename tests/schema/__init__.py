@@ -1,0 +1,1 @@
+"""JSON Schemas of functions, and answers checked against a schema."""

@@ -1,0 +1,293 @@
+"""Immutable sessions against whoever uses the database by hand: triggers refuse, and the chain tells of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import apsw
+import psycopg
+import pytest
+
+from holdfast import File, Message, Session
+from holdfast.clock import Clock
+from holdfast.errors import AgentError
+from holdfast.stores import PostgresStore, SQLiteStore
+from holdfast.stores.base import Store
+from tests.kit.postgres import PostgresServer
+
+DAY = 86_400_000_000
+
+
+class Past(Clock):
+    """The clock as it was ten days ago."""
+
+    def now(self) -> int:
+        return super().now() - 10 * DAY
+
+
+class Hand(Protocol):
+    """Somebody with a connection of their own; `:log` stands for the number of the session's log."""
+
+    store: Store
+    refusal: type[Exception]
+
+    def execute(self, statement: str, log: int) -> list[Any]: ...
+    def drop_triggers(self) -> None: ...
+
+
+class OnSQLite:
+    refusal: type[Exception] = apsw.ConstraintError
+
+    def __init__(self, path: Path) -> None:
+        self.store: Store = SQLiteStore(path)
+        self.db = apsw.Connection(str(path))
+
+    def execute(self, statement: str, log: int) -> list[Any]:
+        text = statement.replace("[own]", "event >> 32 = :log").replace("[seq]", "event & 4294967295")
+        text = text.replace("[columns]", "event, at, type, tokens, body, hash").replace("[next]", "event + 1000")
+        return self.db.execute(text.replace(":log", str(log))).fetchall()
+
+    def drop_triggers(self) -> None:
+        for (name,) in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            self.db.execute(f'DROP TRIGGER "{name}"')
+
+
+class OnPostgres:
+    refusal: type[Exception] = psycopg.errors.RestrictViolation
+
+    def __init__(self, dsn: str) -> None:
+        self.store: Store = PostgresStore(dsn)
+        self.db = psycopg.connect(dsn, autocommit=True)
+        self.db.execute("SET search_path = holdfast")
+
+    def execute(self, statement: str, log: int) -> list[Any]:
+        text = statement.replace("[own]", "log = :log").replace("[seq]", "seq")
+        text = text.replace("[columns]", "log, seq, at, type, tokens, body, hash").replace("[next]", "log, seq + 1000")
+        found = self.db.execute(text.replace(":log", str(log)).encode())
+        return found.fetchall() if found.description else []
+
+    def drop_triggers(self) -> None:
+        named = "SELECT tgname, tgrelid::regclass::text FROM pg_trigger WHERE NOT tgisinternal"
+        for name, table in self.db.execute(named).fetchall():
+            self.db.execute(f"DROP TRIGGER {name} ON {table}".encode())
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def hand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hand]:
+    if request.param == "sqlite":
+        on_sqlite = OnSQLite(tmp_path / "log.db")
+        yield on_sqlite
+        on_sqlite.db.close()
+        on_sqlite.store.close()
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    dsn = server.database()
+    on_postgres = OnPostgres(dsn)
+    yield on_postgres
+    on_postgres.db.close()
+    on_postgres.store.close()
+    server.drop(dsn)
+
+
+def made(store: Store, name: str, **retention: Any) -> Session:
+    session = Session(name, store=store, retention=retention or None)
+    session.add_message(Message.user("hello", File(data=b"some bytes", media_type="x/y")))
+    session.add_message(Message.assistant("hi"))
+    return session
+
+
+# What would change or remove something of a log, on both databases.
+FORBIDDEN = {
+    "delete an event": "DELETE FROM events WHERE [own] AND [seq] = 3",
+    "delete all events": "DELETE FROM events WHERE [own]",
+    "alter an event": "UPDATE events SET body = hash WHERE [own] AND [seq] = 3",
+    "alter nothing of an event": "UPDATE events SET tokens = tokens WHERE [own] AND [seq] = 3",
+    "bury an event": "UPDATE events SET tombstone = hash, body = NULL WHERE [own] AND [seq] = 3",
+    "delete bytes": "DELETE FROM blobs WHERE log = :log",
+    "alter bytes": "UPDATE blobs SET data = data WHERE log = :log",
+    "delete the log": "DELETE FROM logs WHERE log = :log",
+    "free its name": "UPDATE logs SET id = NULL WHERE log = :log",
+    "rename it": "UPDATE logs SET id = 'another' WHERE log = :log",
+    "alter where its chain begins": "UPDATE logs SET origin = 'another' WHERE log = :log",
+    "say that it is encrypted": "UPDATE logs SET key = hash WHERE log = :log",
+    "delete its retention": "DELETE FROM retention WHERE log = :log",
+    "clear immutable": "UPDATE retention SET immutable = (1 = 0) WHERE log = :log",
+    "move its last activity back": "UPDATE retention SET active = active - 1 WHERE log = :log",
+    "shorten its ttl": "UPDATE retention SET ttl = 1 WHERE log = :log",
+    "give its retention to another log": "UPDATE retention SET log = 987654 WHERE log = :log",
+}
+ONLY_SQLITE = {
+    "replace an event": """INSERT OR REPLACE INTO events(event, at, type, tokens, body, hash)
+        SELECT event, at, type, tokens, x'00', hash FROM events WHERE [own] AND [seq] = 3""",
+    "replace an event by moving another": "UPDATE OR REPLACE events SET event = event - 1 WHERE [own] AND [seq] = 4",
+    "replace an event by moving one of another log": """UPDATE OR REPLACE events SET event = (:log << 32) | 3
+        WHERE event = (SELECT min(event) FROM events WHERE event >> 32 <> :log)""",
+    "replace bytes": "INSERT OR REPLACE INTO blobs SELECT log, digest, x'00' FROM blobs WHERE log = :log",
+    "replace bytes by moving others": """UPDATE OR REPLACE blobs SET log = :log,
+        digest = (SELECT digest FROM blobs WHERE log = :log) WHERE log <> :log""",
+    "replace the log": """INSERT OR REPLACE INTO logs SELECT log, uid, origin, tenant, kind, id, base, ancestry, parent,
+        created_at, 0, hash, epoch, tokens, view, busy, marks, updated_at, key FROM logs WHERE log = :log""",
+    "take its name": """INSERT OR REPLACE INTO logs(uid, origin, tenant, kind, id, base, created_at, head, hash, epoch,
+        tokens, view, busy, marks, updated_at) SELECT 'u', 'u', tenant, kind, id, 0, 0, 0, hash, 0, 0, view, 0, 0, 0
+        FROM logs WHERE log = :log""",
+    "take its name by renaming another": "UPDATE OR REPLACE logs SET id = 'kept' WHERE log <> :log",
+    "take its number": "UPDATE OR REPLACE logs SET log = :log WHERE log <> :log",
+    "replace its retention": """INSERT OR REPLACE INTO retention(log, ttl, immutable, held, active)
+        VALUES(:log, 1, 0, 0, 0)""",
+    "replace its retention by moving another": """UPDATE OR REPLACE retention SET log = :log, immutable = 0
+        WHERE log <> :log""",
+}
+ONLY_POSTGRES = {
+    "truncate events": "TRUNCATE events",
+    "truncate blobs": "TRUNCATE blobs",
+    "truncate logs": "TRUNCATE logs",
+    "truncate retention": "TRUNCATE retention",
+    "truncate erasures": "TRUNCATE erasures",
+    "truncate everything": "TRUNCATE events, blobs, logs, retention CASCADE",
+    "replace an event": """INSERT INTO events SELECT * FROM events WHERE [own] AND [seq] = 3
+        ON CONFLICT (log, seq) DO UPDATE SET body = NULL""",
+    "replace its retention": """INSERT INTO retention(log, ttl, immutable, held, active)
+        VALUES(:log, 1, FALSE, FALSE, 0) ON CONFLICT (log) DO UPDATE SET ttl = 1, immutable = FALSE""",
+    "merge its retention": """MERGE INTO retention k USING (SELECT :log::bigint AS log) s ON k.log = s.log
+        WHEN MATCHED THEN DELETE""",
+}
+
+
+def statements(hand: Hand) -> dict[str, str]:
+    return FORBIDDEN | (ONLY_SQLITE if isinstance(hand, OnSQLite) else ONLY_POSTGRES)
+
+
+class TestAnImmutableSession:
+    def test_refuses_every_statement_that_would_change_it(self, hand):
+        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+        made(hand.store, "neighbour", ttl_days=1)
+        before, number, allowed = session.export(), session.log.number, []
+        for what, statement in statements(hand).items():
+            hand.execute("BEGIN", 0)
+            try:
+                hand.execute(statement, number)
+                allowed.append(what)
+            except hand.refusal as refusal:
+                allowed += [] if "holdfast" in str(refusal) else [f"{what}: {refusal}"]
+            hand.execute("ROLLBACK", 0)
+        assert not allowed, allowed
+        assert session.export() == before
+        assert session.verify()
+        assert hand.store.value(session.log, "retention") == {"ttl_days": 730, "immutable": True}
+        with pytest.raises(hand.refusal):
+            hand.execute("DELETE FROM events", number)
+
+    def test_without_a_ttl_it_is_kept_for_ever(self, hand):
+        session = made(hand.store, "kept", immutable=True)
+        for what in ("delete an event", "alter bytes", "shorten its ttl", "clear immutable"):
+            with pytest.raises(hand.refusal):
+                hand.execute(FORBIDDEN[what], session.log.number)
+
+    def test_still_grows_and_is_used(self, hand):
+        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+        session.add_message(Message.user("more"))
+        session.set_state("n", 1)
+        session.title = "a title"
+        session.retention = {"ttl_days": 800, "immutable": True}
+        session.hold("a case")
+        session.close()
+        assert session.verify()
+        assert hand.execute("SELECT ttl FROM retention WHERE log = :log", session.log.number) == [(800 * DAY,)]
+
+    def test_takes_longer_keeping_by_hand(self, hand):
+        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+        hand.execute("UPDATE retention SET ttl = ttl + 1, due = 7 WHERE log = :log", session.log.number)
+        hand.execute("UPDATE retention SET ttl = NULL WHERE log = :log", session.log.number)
+        with pytest.raises(hand.refusal):
+            hand.execute("UPDATE retention SET ttl = 1 WHERE log = :log", session.log.number)
+
+    @pytest.mark.parametrize(
+        "attempt",
+        [
+            "UPDATE logs SET updated_at = 0 WHERE log = :log",
+            "UPDATE logs SET head = 0, updated_at = 0 WHERE log = :log",
+            "UPDATE logs SET view = (SELECT view FROM logs WHERE id = 'free') WHERE log = :log",
+            "INSERT INTO events([columns]) SELECT [next], 0, type, tokens, body, hash FROM events WHERE [own]",
+        ],
+        ids=["last activity", "head", "view", "an old event"],
+    )
+    def test_is_not_unlocked_by_what_may_be_written(self, hand, attempt):
+        """Appends move the head, so triggers let that pass; it must open no door, and `verify` tells of it."""
+        made(hand.store, "free")
+        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+        number = session.log.number
+        try:
+            hand.execute(attempt, number)
+        except hand.refusal:
+            assert session.verify()
+            return
+        for what in ("delete an event", "alter an event", "delete bytes", "delete the log", "clear immutable"):
+            with pytest.raises(hand.refusal):
+                hand.execute(FORBIDDEN[what], number)
+        with pytest.raises(AgentError):
+            hand.store.delete("kept")
+        assert hand.store.exists("kept")
+        if "logs" in attempt and "head" in attempt:
+            assert not session.verify()
+
+    def test_may_be_changed_by_hand_once_its_time_has_passed(self, hand):
+        hand.store.clock = Past()
+        session = made(hand.store, "kept", ttl_days=5, immutable=True)
+        for what, statement in FORBIDDEN.items():
+            if what not in ("delete its retention", "clear immutable", "give its retention to another log"):
+                hand.execute("BEGIN", 0)
+                hand.execute(statement, session.log.number)
+                hand.execute("ROLLBACK", 0)
+        assert session.verify()
+
+    def test_gives_way_to_a_legal_erasure_whose_record_stays(self, hand):
+        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+        number = session.log.number
+        session.erase(reason="the law", actor="officer")
+        assert session.verify()
+        assert len(hand.execute("SELECT at FROM erasures WHERE log = :log", number)) == 1
+        with pytest.raises(hand.refusal, match="erasure"):
+            hand.execute("DELETE FROM erasures WHERE log = :log", number)
+        with pytest.raises(hand.refusal, match="erasure"):
+            hand.execute("UPDATE erasures SET at = 0 WHERE log = :log", number)
+        assert len(hand.execute("SELECT at FROM erasures WHERE log = :log", number)) == 1
+
+
+class TestOtherSessions:
+    @pytest.mark.parametrize("retention", [{}, {"ttl_days": 730}], ids=["none", "not immutable"])
+    def test_are_not_guarded_and_do_not_pay_for_those_that_are(self, hand, retention):
+        made(hand.store, "kept", ttl_days=730, immutable=True)
+        session = made(hand.store, "free", **retention)
+        for what, statement in FORBIDDEN.items():
+            hand.execute("BEGIN", 0)
+            hand.execute(statement, session.log.number)
+            hand.execute("ROLLBACK", 0)
+            assert session.verify(), what
+        assert hand.store.delete("free")
+
+
+class TestWhoDropsTheTriggers:
+    @pytest.mark.parametrize(
+        ("what", "first"),
+        [
+            ("delete an event", 3),
+            ("alter an event", 3),
+            ("bury an event", 3),
+            ("delete bytes", 3),
+            ("alter where its chain begins", 1),
+        ],
+    )
+    def test_is_found_out_by_the_chain(self, hand, what, first):
+        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+        hand.drop_triggers()
+        hand.execute(FORBIDDEN[what], session.log.number)
+        verdict = Session.open("kept", store=hand.store).verify()
+        assert not verdict
+        assert first is None or verdict.first_bad == first
+
+    def test_and_whoever_only_drops_them_has_changed_nothing(self, hand):
+        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+        hand.drop_triggers()
+        assert session.verify()

@@ -1,0 +1,1 @@
+"""The kits that ship with holdfast."""

@@ -1,0 +1,1 @@
+"""Turns whose process dies."""

@@ -1,0 +1,110 @@
+"""Functions of the user's inside a turn (`approval=`, `extract=`) are effects: they may be async, and one that blocks
+never stops an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast import Agent, Response, Session, tool
+from holdfast.errors import TurnFailed
+from holdfast.testing import call
+
+
+def agent_with(approval: Callable[[dict[str, Any]], Any]) -> Agent:
+    @tool(approval=approval)
+    def spend(cents: int) -> str:
+        """Spend money."""
+        return f"spent {cents}"
+
+    script = [call("spend", {"cents": 5}), "done"]
+    return Agent(provider="scripted", script=script, tools=[spend])
+
+
+class Blocker:
+    """A function that blocks its thread until the event loop has had a chance to run."""
+
+    def __init__(self) -> None:
+        self.entered, self.released = threading.Event(), threading.Event()
+        self.thread: int | None = None
+
+    def __call__(self, value: object) -> bool:
+        self.thread = threading.get_ident()
+        self.entered.set()
+        assert self.released.wait(30), "the event loop stood still while the function ran"
+        return False
+
+    async def release(self) -> None:
+        while not self.entered.is_set():
+            await asyncio.sleep(0.001)
+        self.released.set()
+
+
+async def test_an_approval_function_that_blocks_leaves_the_event_loop_running() -> None:
+    blocker = Blocker()
+    session = Session(agent=agent_with(blocker))
+    response, _ = await asyncio.gather(session.run_async("buy"), blocker.release())
+    assert response.text == "done"
+    assert blocker.thread != threading.get_ident()
+
+
+async def test_an_extract_function_that_blocks_leaves_the_event_loop_running() -> None:
+    blocker = Blocker()
+
+    def extract(response: Response) -> dict[str, Any]:
+        blocker(response)
+        return {"summary": response.text.upper()}
+
+    session = Session(agent=Agent(provider="scripted", script=["hello"], extract=extract))
+    response, _ = await asyncio.gather(session.run_async("hi"), blocker.release())
+    assert response.text == "hello"
+    assert session.get_state("summary") == "HELLO"
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_an_approval_function_may_be_async(is_needed: bool, is_awaited: bool) -> None:
+    async def approval(arguments: dict[str, Any]) -> bool:
+        await asyncio.sleep(0)
+        return is_needed and arguments == {"cents": 5}
+
+    session = Session(agent=agent_with(approval))
+    response = await session.run_async("buy") if is_awaited else await asyncio.to_thread(session.run, "buy")
+    assert response.status == ("waiting" if is_needed else "finished")
+    assert [each.name for each in response.pending] == (["spend"] if is_needed else [])
+
+
+def test_an_extract_function_may_be_async() -> None:
+    async def extract(response: Response) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return {"summary": response.text.upper(), "facts": ["said hello"]}
+
+    session = Session(agent=Agent(provider="scripted", script=["hello"], extract=extract))
+    session.run("hi")
+    assert session.get_state("summary") == "HELLO"
+    assert [fact.text for fact in session.facts.all()] == ["said hello"]
+
+
+def test_the_answer_and_what_is_extracted_from_it_are_one_append() -> None:
+    session = Session(agent=Agent(provider="scripted", script=["hello"], extract=lambda response: {"seen": True}))
+    session.run("hi")
+    times = {event.type: event.at for event in session.events(types=["model.replied", "state.set", "turn.finished"])}
+    assert len(set(times.values())) == 1
+
+
+@pytest.mark.parametrize("broken", ["approval", "extract"])
+def test_a_function_that_raises_fails_the_turn(broken: str) -> None:
+    def fail(value: object) -> bool:
+        raise RuntimeError("my own bug")
+
+    if broken == "approval":
+        session = Session(agent=agent_with(fail))
+    else:
+        session = Session(agent=Agent(provider="scripted", script=["hello"], extract=fail))  # type: ignore[arg-type]
+    with pytest.raises(TurnFailed, match="my own bug"):
+        session.run("buy")
+    assert session.messages == []

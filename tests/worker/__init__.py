@@ -1,0 +1,1 @@
+"""Queued runs and live tails, without HTTP."""
