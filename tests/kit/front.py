@@ -14,6 +14,7 @@ import httpx2
 import uvicorn
 from fastapi import FastAPI
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.server import errors
 from holdfast.server.auth import Authenticator
 from holdfast.server.config import Config
@@ -32,10 +33,11 @@ class Front:
 
     config: Config = field(default_factory=lambda: Config(rate=0))
     store: Store = field(default_factory=MemoryStore)
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self.metrics = Metrics()
-        self.limits = RequestLimits(self.config, metrics=self.metrics)
+        self.limits = RequestLimits(self.config, metrics=self.metrics, clock=self.clock)
         self.authenticator = Authenticator(
             self.store, config=self.config, token=TOKEN, limits=self.limits, metrics=self.metrics
         )

@@ -314,7 +314,7 @@ class TestUsers:
 
 class TestLimits:
     def test_hold_a_key_back(self) -> None:
-        front = Front(Config(rate=0.5, burst=3))
+        front = Front(Config(rate=0.5, burst=3), clock=FixedClock(tick=0))
         one, _ = create_key(front.store, role="read")
         two, _ = create_key(front.store, role="read")
         with listening(front.app(router)) as server, server.client(one) as client, server.client(two) as other:
@@ -322,24 +322,26 @@ class TestLimits:
             refused = client.get("/read")
             assert refused.json()["code"] == "too_many_requests"
             assert refused.headers["retry-after"] == "2"
-            assert 1 < refused.json()["retry_after"] <= 2
+            assert refused.json()["retry_after"] == 2
             assert other.get("/read").status_code == 200
             assert client.get("/anyone").status_code == 200
         assert b'holdfast_refused_total{reason="rate"} 2.0' in front.metrics.render()
 
     def test_keep_guessing_away_from_the_store(self) -> None:
-        front = Front(Config(rate=0))
+        clock = FixedClock(tick=0)
+        front = Front(Config(rate=0), clock=clock)
         key, _ = create_key(front.store, role="read")
         late, _ = create_key(front.store, role="read")
         with listening(front.app(router)) as server, server.client(key) as client:
             assert client.get("/read").status_code == 200
             found = [status(server, "/read", {"X-API-Key": f"hf_guess{n:03}_{'A' * 43}"}) for n in range(120)]
-            assert found[:50] == [401] * 50
-            assert found.count(429) > 20
+            assert found == [401] * 50 + [429] * 70
             assert client.get("/read").status_code == 200, "a key that is known works on"
             assert status(server, "/read", {"X-API-Key": TOKEN}) == 200
             assert status(server, "/read", {"X-API-Key": late}) == 429
             assert status(server, "/read", {}) == 401
+            clock.sleep(1)
+            assert status(server, "/read", {"X-API-Key": late}) == 200, "the address may try again after a while"
 
     def test_fill_up_with_time_and_forget_the_oldest(self) -> None:
         ids = FixedClock(tick=0)
