@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
@@ -18,6 +17,7 @@ from holdfast import Agent
 from holdfast.errors import BadOutput, InvalidArgument, SchemaValidationError
 from holdfast.models.base import ModelRequest
 from holdfast.schema.output import OutputShape
+from holdfast.schema.validation import compile_schema
 
 S, I = {"type": "string"}, {"type": "integer"}  # noqa: E741 - types of JSON
 TREE = {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}, "n": I}, "required": ["n"]}
@@ -235,11 +235,10 @@ def test_a_reference_that_is_used_twice_is_no_circle() -> None:
 # -- strangers' schemas and replies ------------------------------------------------------------------------------------
 
 
-def limit_seconds(limit: float, schema: dict[str, Any], value: object) -> str:
-    begun = time.monotonic()
+def refusal(schema: dict[str, Any], value: object) -> str:
+    """The text of the refusal. A check that backtracks, or that has no limit, does not end within a lifetime here."""
     with pytest.raises((BadOutput, InvalidArgument)) as caught:
         read(schema, value)
-    assert time.monotonic() - begun < limit
     return str(caught.value)
 
 
@@ -252,7 +251,7 @@ def limit_seconds(limit: float, schema: dict[str, Any], value: object) -> str:
     ],
 )
 def test_a_catastrophic_pattern_does_not_hang(schema: dict[str, Any]) -> None:
-    assert "does not match" in limit_seconds(5, schema, {"a": "a" * 5_000 + "!"})
+    assert "does not match" in refusal(schema, {"a": "a" * 5_000 + "!"})
 
 
 @pytest.mark.parametrize("dialect", ["https://json-schema.org/draft/2020-12/schema", DRAFT_7])
@@ -264,23 +263,23 @@ def test_a_part_that_names_its_draft_has_the_same_limits(dialect: str) -> None:
         {"items": {"$ref": "#/x/p"}, "x": {"p": part}},
         {"$schema": dialect, "anyOf": [{"items": {"$ref": "#/$defs/p"}}], "$defs": {"p": part}},
     ):
-        limit_seconds(5, schema, ["a" * 40 + "!"])
+        refusal(schema, ["a" * 40 + "!"])
 
 
 def test_names_of_properties_meet_no_catastrophic_pattern() -> None:
     schema = {"patternProperties": {"^(a+)+$": I}, "additionalProperties": False}
-    limit_seconds(5, schema, {"a" * 40 + "!": 1})
+    refusal(schema, {"a" * 40 + "!": 1})
 
 
 def test_a_schema_whose_check_grows_exponentially_is_stopped() -> None:
     levels: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**levels, "d40": {"type": "object"}}}
-    assert "too many steps" in limit_seconds(30, schema, {})
+    assert "too many steps" in refusal(schema, {})
     deep: Any = 1
     for _ in range(40):
         deep = {"x": deep}
     twice = {"allOf": [{"properties": {"x": {"$ref": "#"}}}, {"properties": {"x": {"$ref": "#"}}}]}
-    assert "too many steps" in limit_seconds(30, twice, deep)
+    assert "too many steps" in refusal(twice, deep)
 
 
 def test_deep_schemas_and_deep_replies_are_checked_or_refused() -> None:
@@ -373,7 +372,7 @@ assert "jsonschema" in sys.modules
 def test_a_schema_is_compiled_once() -> None:
     schema = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(200)}}
     OutputShape(schema)
-    begun = time.monotonic()
-    for _ in range(100):
+    compiled = compile_schema.cache_info().misses
+    for _ in range(3):
         OutputShape(dict(reversed(schema.items())))
-    assert time.monotonic() - begun < 0.5
+    assert compile_schema.cache_info().misses == compiled
