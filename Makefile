@@ -24,7 +24,7 @@ demo-agents: .venv/ready ## several agents: in rounds, handing over, and killed 
 	$(RUN) python -m examples.support_desk
 	$(RUN) python -m examples.research_pipeline
 
-quick: .venv/ready       ## the tests that need no server and no PostgreSQL, each asked one way: two minutes
+quick: .venv/ready       ## the tests that need no server and no PostgreSQL, each asked one way: about a minute
 	$(RUN) pytest --quick $(PARALLEL) -q -rfE
 
 test: .venv/ready        ## every test, on SQLite, PostgreSQL, memory and a four-method store
