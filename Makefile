@@ -4,8 +4,11 @@ UV := .tools/bin/uv
 RUN := $(UV) run --locked --all-extras
 export UV_PYTHON_DOWNLOADS := never
 
-# One process for each core; a process that runs out of tests takes over some of another's.
-PARALLEL := -n auto --dist worksteal
+# A process that runs out of tests takes over some of another's. Tests wait for servers and databases half of the time,
+# so they have two processes for each core; proofs compute, and have one.
+CORES := $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 1)")
+TESTS_PARALLEL := -n $(shell expr 2 '*' $(CORES)) --dist worksteal
+PROOFS_PARALLEL := -n $(CORES) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-cluster demo-agents quick test check lint types prove prove-long prove-model bench bench-retrieval clean
@@ -25,10 +28,10 @@ demo-agents: .venv/ready ## several agents: in rounds, handing over, and killed 
 	$(RUN) python -m examples.research_pipeline
 
 quick: .venv/ready       ## the tests that need no server and no PostgreSQL, each asked one way: about a minute
-	$(RUN) pytest --quick $(PARALLEL) -q -rfE
+	$(RUN) pytest --quick $(TESTS_PARALLEL) -q -rfE
 
 test: .venv/ready        ## every test, on SQLite, PostgreSQL, memory and a four-method store
-	$(RUN) pytest $(PARALLEL) -q -rfE
+	$(RUN) pytest $(TESTS_PARALLEL) -q -rfE
 
 check: lint types test prove   ## what CI runs
 
@@ -40,10 +43,10 @@ types: .venv/ready       ## mypy, strict
 	$(RUN) mypy
 
 prove: .venv/ready       ## crashes, power loss, faults and seeded bugs, at CI size
-	$(RUN) pytest tests/proofs -m proof $(PARALLEL) -q -rfE
+	$(RUN) pytest tests/proofs -m proof $(PROOFS_PARALLEL) -q -rfE
 
 prove-long: .venv/ready  ## the same at full size: hours
-	$(RUN) pytest tests/proofs -m proof $(PARALLEL) -q -rfE --size long
+	$(RUN) pytest tests/proofs -m proof $(PROOFS_PARALLEL) -q -rfE --size long
 
 prove-model: .venv/ready ## a real model on loopback: 108 MB from the registry at the first run, a minute
 	$(RUN) --group model python -m tests.real_model
