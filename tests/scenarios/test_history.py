@@ -147,7 +147,7 @@ def test_history_gives_the_last_ones_oldest_first(store: Store) -> None:
     session = Session(store=store)
     session.add_messages([Message.user(str(n)) if n % 2 else Message.assistant(str(n)) for n in range(30)])
     assert texts(session.history(limit=3)) == ["27", "28", "29"]
-    assert texts(session.history()) == [str(n) for n in range(20, 30)]
+    assert texts(session.history()) == [str(n) for n in range(30)]
     assert texts(session.history(limit=2, role="assistant")) == ["26", "28"]
     assert session.history(limit=0) == []
     assert len(session.history(limit=1000)) == len(session.history(limit=None)) == 30

@@ -35,8 +35,8 @@ def messages(self: Remote) -> Flow[list[Message]]:
     return (yield from history(self, limit=None))
 
 
-def history(self: Remote, limit: int | None = 10, role: str | None = None) -> Flow[list[Message]]:
-    """The last `limit` messages, oldest first; None for all of them."""
+def history(self: Remote, limit: int | None = None, role: str | None = None) -> Flow[list[Message]]:
+    """All messages, or the last `limit`, oldest first."""
     if limit is not None:
         check_limit(limit)
     if role is not None:

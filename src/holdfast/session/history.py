@@ -48,8 +48,8 @@ class HistoryMethods:
     def __bool__(self) -> bool:
         return True  # an empty session is still a session
 
-    def history(self, limit: int | None = 10, role: str | None = None) -> list[Message]:
-        """Return the last `limit` messages, of one role if `role` is given, oldest first; all of them for None."""
+    def history(self, limit: int | None = None, role: str | None = None) -> list[Message]:
+        """Return all messages, or the last `limit`, of one role if `role` is given, oldest first."""
         if limit is not None:
             check_limit(limit)
         if role is not None:

@@ -45,7 +45,7 @@ MAX_BYTES = 64 << 20  # of the files in one page of messages
 def get_history(
     caller: Reader,
     session_id: SessionId,
-    limit: Annotated[int, Query(ge=0, le=1000)] = 10,
+    limit: Annotated[int, Query(ge=0, le=1000)] = 100,
     role: Annotated[sent_messages.Role | None, Query()] = None,
     skip: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Leave out so many of the newest.")] = 0,
 ) -> Response:
