@@ -16,6 +16,8 @@ LEGAL = {  # status -> the moves that are legal
     "closed": {"reopened", "archived"},
     "archived": {"reopened"},
 }
+# What a closed or archived session does not take, except from a turn that still has its lease.
+CONTENT = {"said", "cleared", "rewound", "restored", "set", "unset", "noted"}
 KEPT, UNDONE = ("turn.finished", "turn.interrupted"), ("turn.failed", "turn.cancelled")
 
 
@@ -126,6 +128,9 @@ class Told:
             raise Refused("session_busy")
         if expected is not None and expected != self.head:
             raise Refused("conflict")
+        is_content = any(one.kind in CONTENT and one.run is None for one in happened)
+        if epoch is None and self.now.life in ("closed", "archived") and is_content:
+            raise Refused("lifecycle")
         points = self.points[:]
         for one in happened:
             points.append(_after(points, one))

@@ -193,9 +193,10 @@ class Moves(Table):
         raw = self.act(
             "facts.add()",
             lambda world: world.held[place].facts.add(text, kind=kind, ref=ref),
-            lambda: (held.told.tell() and ANY) or ANY,
+            lambda: (held.told.tell(Happened("noted", None, {"id": "", "fact": None})) and ANY) or ANY,
         )
         if raw:
+            held.told.points.pop()  # the event above stood for this one, whose id is known only now
             fact = {"id": raw[0].id, "text": text, "kind": kind} | ({} if ref is None else {"ref": ref})
             held.told.tell(Happened("noted", None, {"id": raw[0].id, "fact": fact}))
 
@@ -237,7 +238,8 @@ class Moves(Table):
             status = held.told.now.status
             if held.told.deleted:
                 raise Refused(GONE)
-            if move != "resume" or status in ("paused", "closed", "archived"):
+            is_done = (move == "close" and status == "closed") or (move == "resume" and status in ("open", "active"))
+            if not is_done:
                 held.told.tell(Happened(MOVES[move]))
             if move == "close":
                 held.temp.clear()

@@ -376,6 +376,7 @@ async def test_in_aio_the_plain_names_are_awaited(store: Store) -> None:
     assert len(await session.events()) == 5
     assert await session.search("hello") == session.messages
     assert "hello" in await session.export("markdown")
+    await session.reopen()
     session.set_state("a", 1)
     assert session.get_state("a") == 1
 

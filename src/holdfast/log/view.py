@@ -57,6 +57,25 @@ _LIFECYCLE_EVENTS = {
 }
 
 
+ENDED = ("closed", "archived", "erased")
+# What a closed or archived session refuses, with the words of the error. Titles, metadata, retention and holds go on.
+REFUSED_WHEN_ENDED = {
+    "agent.assigned": "assign an agent to",
+    "fact.added": "add a fact to",
+    "fact.removed": "remove a fact of",
+    "fact.updated": "change a fact of",
+    "message.added": "add a message to",
+    "state.deleted": "change the state of",
+    "state.set": "change the state of",
+    "summary.added": "prune",
+    "view.cleared": "clear",
+    "view.compacted": "prune",
+    "view.pruned": "prune",
+    "view.restored": "overwrite",
+    "view.rewound": "rewind",
+    "view.unpruned": "undo a prune of",
+}
+
 MAX_QUEUE = 1000  # runs that wait for their turn; a server may set a lower limit
 MAX_CUTS = 32  # prunes and compactions that can be undone; older ones stay as they are
 TURN_ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
@@ -153,6 +172,12 @@ class View:
         if self.turn is not None and self.turn.waiting:
             return "waiting"
         return "active" if self.has_started else "open"
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether an append must read this view also for events that do not change it: a turn is open, so messages go
+        behind it, or the session has ended and takes nothing more."""
+        return self.turn is not None or self.lifecycle in ENDED
 
     @property
     def visible(self) -> Ranges:

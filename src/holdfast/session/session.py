@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.concurrency import twin
 from holdfast.errors import (
     InvalidArgument,
+    LifecycleError,
     LimitExceeded,
     SessionExists,
     SessionMismatch,
@@ -387,8 +388,15 @@ class Session(
         self._change_status("session.paused", reason, actor)
 
     def close(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        """Close the session and drop temp state. The session stays readable, and `reopen` opens it again."""
-        self._change_status("session.closed", reason, actor)
+        """Close the session and drop temp state. The session stays readable, and `reopen` opens it again.
+
+        Closing a closed session changes nothing.
+        """
+        try:
+            self._change_status("session.closed", reason, actor)
+        except LifecycleError as error:
+            if error.session_status != "closed":
+                raise
         self.cache.temp.clear()
 
     def archive(self, reason: str | None = None, *, actor: str | None = None) -> None:

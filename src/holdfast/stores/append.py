@@ -26,7 +26,7 @@ from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.log.named_values import NAMING_TYPES, NameRow, columns_of, names_of
 from holdfast.log.times import days_to_microseconds
-from holdfast.log.view import TURN_ENDS, View, changes_view, decode_view
+from holdfast.log.view import ENDED, MOVES, REFUSED_WHEN_ENDED, TURN_ENDS, View, changes_view, decode_view
 from holdfast.stores.lease import Claim, Lease
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ MAINTENANCE = frozenset(
 )
 RETENTION_TYPES = frozenset(("retention.set", "session.held", "session.released", "session.reopened", "session.erased"))
 _RARE = frozenset(_ALTERING_TYPES) | MAINTENANCE | RETENTION_TYPES
+_ENDED = tuple(f'"{status}"'.encode() for status in ENDED)  # as the bytes of a view have it
 SNAPSHOT_EVERY = 64  # marked events; so the view at any past point folds at most this many
 MAX_PAYLOAD = 32 << 20
 MAX_SEQ = (1 << 32) - 1
@@ -74,7 +75,7 @@ class Head:
     epoch: int
     tokens: int
     view: bytes
-    busy: bool  # a turn is open, so messages from outside change the view
+    busy: bool  # `View.is_restricted`: an append must read the view
     marks: int  # marked events since the last snapshot
     updated_at: int
 
@@ -215,8 +216,6 @@ def plan_append(
     """Decide what an append writes, or refuse it. The key was looked up already and not found."""
     epoch = before.epoch
     drafts = asked.drafts
-    if before.busy and b'"erased"' in before.view:
-        _refuse_erased(before, drafts)
     rare = [draft for draft in drafts if draft.type in _RARE]
     if rare:
         refuse_altering(before, rare, at)
@@ -228,6 +227,8 @@ def plan_append(
         epoch += 1
     if asked.expected is not None and asked.expected != before.head:
         raise Conflict(session_id, expected=asked.expected, head=before.head)
+    if before.busy and any(status in before.view for status in _ENDED):
+        _refuse_ended(before, asked)
     rows = chain.chain_rows(
         drafts,
         asked.encoded,
@@ -257,7 +258,7 @@ def plan_append(
         status, had_work = folded.status, bool(folded.queue)
         for draft, row in zip(drafts, rows, strict=True):
             folded.apply(row.seq, draft.type, draft.run, draft.data, draft.branch)
-        view, busy = folded.to_bytes(), folded.turn is not None or folded.lifecycle == "erased"
+        view, busy = folded.to_bytes(), folded.is_restricted
         if any(draft.type in RETENTION_TYPES for draft in rare):
             keep = make_retention_row(folded, before.updated_at)
         marks += sum(marked)
@@ -308,10 +309,19 @@ def plan_append(
     )
 
 
-def _refuse_erased(before: Head, drafts: Sequence[Draft]) -> None:
-    """Nothing is added to what is left of an erased session; only an import says where it came from."""
-    if decode_view(before.view).lifecycle == "erased" and any(draft.type != "session.imported" for draft in drafts):
+def _refuse_ended(before: Head, asked: AppendRequest) -> None:
+    """Raise LifecycleError if the session has ended and does not take one of these events.
+
+    An erased session takes nothing but the record of an import. A closed or archived one takes no content, except from
+    a turn that was running when the session was closed: such a turn writes under its lease.
+    """
+    view = decode_view(before.view)
+    if view.lifecycle == "erased" and any(draft.type != "session.imported" for draft in asked.drafts):
         raise LifecycleError("write to", status="erased", legal=())
+    if view.lifecycle in ENDED and asked.epoch is None:
+        for draft in asked.drafts:
+            if draft.run is None and draft.type in REFUSED_WHEN_ENDED:
+                raise LifecycleError(REFUSED_WHEN_ENDED[draft.type], status=view.status, legal=MOVES[view.status])
 
 
 def make_retention_row(view: View, active: int) -> RetentionRow:

@@ -170,7 +170,7 @@ def replay_rows(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Ite
             epoch=head.epoch,
             tokens=last.tokens,
             view=view.to_bytes(),
-            busy=view.turn is not None or view.lifecycle == "erased",
+            busy=view.is_restricted,
             marks=0,
             updated_at=head.updated_at,
         )
