@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -38,3 +38,8 @@ def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], 
     call_async.__name__ = f"{method.__name__}_async"
     call_async.__qualname__ = f"{method.__qualname__}_async"
     return call_async  # type: ignore[return-value]
+
+
+def is_running(events: Generator[Any, Any, Any] | AsyncGenerator[Any, Any]) -> bool:
+    """Whether the reader of a generator waits for its next item at this moment."""
+    return events.gi_running if isinstance(events, Generator) else bool(events.ag_running)  # type: ignore[attr-defined]

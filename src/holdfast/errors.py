@@ -325,8 +325,9 @@ class TurnParked(TurnFailed, code="turn_parked", status=409):
 class TurnCancelled(TurnFailed, code="turn_cancelled", status=409):
     """The turn was cancelled before it had an answer."""
 
-    def __init__(self) -> None:
-        super().__init__("the turn was cancelled")
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"the turn was cancelled: {reason}" if reason else "the turn was cancelled")
 
 
 class RoutingError(TurnFailed, code="routing_failed"):

@@ -7,8 +7,7 @@ In `RemoteSession` a plain name blocks, and the awaited twins end in `_async`, a
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -22,6 +21,7 @@ from holdfast.client.facts import AsyncRemoteFacts, RemoteFacts
 from holdfast.client.requests import Flow, async_method, perform, perform_async, remote_property, sync_method
 from holdfast.client.stream import LogTail, RunTail
 from holdfast.errors import AgentError, InvalidArgument
+from holdfast.session.open_streams import OpenStreams
 from holdfast.session.turns import AsyncStream
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _ask_method(flow: Callable[Concatenate[RemoteSession, P], Flow[T]]) -> Calla
 
     @wraps(flow)
     def method(self: RemoteSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        self._close_abandoned()
+        self._streams.close_abandoned()
         return perform(self._transport, flow(self, *args, **kwargs))
 
     return method
@@ -51,9 +51,9 @@ def _stream_method(
     @wraps(tail)
     def method(self: RemoteSession, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[StreamEvent]:
         found = tail(self, *args, **kwargs)
-        self._close_abandoned()
+        self._streams.close_abandoned()
         events = _stream_events(self, found)
-        self._streams[threading.get_ident()] = events
+        self._streams.add(events)
         return events
 
     return method
@@ -69,7 +69,7 @@ def _stream_method_async(
     return method
 
 
-def _stream_events(session: Remote, tail: RunTail) -> Iterator[StreamEvent]:
+def _stream_events(session: Remote, tail: RunTail) -> Generator[StreamEvent, None, None]:
     try:
         yield from session._transport.follow(tail)
     except AgentError:
@@ -105,12 +105,7 @@ class RemoteSession(Remote):
 
     def __init__(self, wire: Transport, data: Mapping[str, Any], agent: str | None = None) -> None:
         super().__init__(wire, data, agent)
-        self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: the stream that it has not finished
-
-    def _close_abandoned(self) -> None:
-        left: Any = self._streams.pop(threading.get_ident(), None)
-        if left is not None:
-            left.close()
+        self._streams = OpenStreams()
 
     # -- asking ----------------------------------------------------------------------------------------------------
 

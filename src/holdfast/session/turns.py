@@ -5,8 +5,8 @@ Every way to ask runs the same loop, and the lease of the session lets one turn 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -19,9 +19,12 @@ from holdfast.log.view import Turn, decode_view
 from holdfast.policy.budget import Budget
 from holdfast.prompt.session_cache import SessionCache
 from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
+from holdfast.session.open_streams import OpenStreams
 from holdfast.stores.messages import message_of
 
 if TYPE_CHECKING:
+    from asyncio import Task
+
     from holdfast.agent_base import BaseAgent
     from holdfast.models.base import Usage
     from holdfast.plan import Plan
@@ -89,7 +92,7 @@ class TurnMethods:
 
     def _init_caches(self) -> None:
         self.cache = SessionCache()
-        self._streams: dict[int, Iterator[StreamEvent]] = {}  # by thread: its last stream, perhaps not read to the end
+        self._streams = OpenStreams()
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -99,35 +102,41 @@ class TurnMethods:
         Options: agent, temperature, max_tokens, tool_choice, stop, metadata, timeout.
         """
         start = self._start("run", message, None, options)
-        self._close_abandoned()
+        self._streams.close_abandoned()
         return _last_response(self._stream_turn(start))
 
     async def run_async(self, message: str | Message | Mapping[str, Any], **options: Unpack[CallOptions]) -> Response:
         """Do as `run`, on the event loop."""
-        return await _last_response_async(self._stream_turn_async(self._start("run_async", message, None, options)))
+        start = self._start("run_async", message, None, options)
+        await self._streams.close_abandoned_async(_current_task())
+        return await _last_response_async(self._stream_turn_async(start))
 
     def stream(
         self, message: str | Message | Mapping[str, Any], *, schema: object = None, **options: Unpack[CallOptions]
     ) -> Iterator[StreamEvent]:
         """Ask, and return the events of the turn as they happen. Leaving the loop over them early cancels the turn."""
         start = self._start("stream", message, schema, options)
-        self._close_abandoned()
+        self._streams.close_abandoned()
         events = self._stream_turn(start)
-        self._streams[threading.get_ident()] = events
+        start.stream = weakref.ref(events)
+        self._streams.add(events)
         return events
 
     def stream_async(
         self, message: str | Message | Mapping[str, Any], *, schema: object = None, **options: Unpack[CallOptions]
     ) -> AsyncStream:
         """Do as `stream`, on the event loop."""
-        return AsyncStream(self._stream_turn_async(self._start("stream_async", message, schema, options)))
+        start = self._start("stream_async", message, schema, options)
+        events = self._stream_turn_async(start, self._streams)
+        start.stream = weakref.ref(events)
+        return AsyncStream(events)
 
     def json(
         self, message: str | Message | Mapping[str, Any], *, schema: object, **options: Unpack[CallOptions]
     ) -> Response:
         """Ask for a `response.output` that fits `schema`: a pydantic model, dataclass, TypedDict or JSON Schema."""
         start = self._start("json", message, schema, options, needs_schema=True)
-        self._close_abandoned()
+        self._streams.close_abandoned()
         return _last_response(self._stream_turn(start))
 
     async def json_async(
@@ -135,16 +144,18 @@ class TurnMethods:
     ) -> Response:
         """Do as `json`, on the event loop."""
         start = self._start("json_async", message, schema, options, needs_schema=True)
+        await self._streams.close_abandoned_async(_current_task())
         return await _last_response_async(self._stream_turn_async(start))
 
     # -- the two drivers -------------------------------------------------------------------------------------------
 
-    def _stream_turn(self, start: _TurnStart) -> Iterator[StreamEvent]:
+    def _stream_turn(self, start: _TurnStart) -> Generator[StreamEvent, None, None]:
         """Run a turn as soon as the session is free, and yield its events. Raises SessionBusy when the wait is over."""
         from holdfast.turn.drivers import drive  # the first turn loads the loop, not the import of Session
 
         while True:
             runtime = start.new_runtime()
+            runtime.stream = start.stream
             with _RetryBeforeLease(runtime):
                 opening = start.begin(runtime)
                 if opening is not None:
@@ -154,18 +165,28 @@ class TurnMethods:
                     return
             self.store.clock.sleep(start.next_pause())
 
-    async def _stream_turn_async(self, start: _TurnStart) -> AsyncIterator[StreamEvent]:
+    async def _stream_turn_async(
+        self, start: _TurnStart, streams: OpenStreams | None = None
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Do as `_stream_turn`, on the event loop. `streams` remembers the stream of the task that reads it."""
         import asyncio
+        from contextlib import aclosing
 
         from holdfast.turn.drivers import drive_async
 
+        if streams is not None and start.stream is not None:
+            reader = asyncio.current_task()
+            await streams.close_abandoned_async(reader)
+            streams.add_async(start.stream, reader)
         while True:
             runtime = start.new_runtime()
+            runtime.stream = start.stream
             with _RetryBeforeLease(runtime):
                 opening = await off_thread(start.begin, runtime)
                 if opening is not None:
-                    async for event in drive_async(runtime, opening):
-                        yield event
+                    async with aclosing(drive_async(runtime, opening)) as events:
+                        async for event in events:
+                            yield event
                     if runtime.has_retention:
                         await off_thread(self.prune_if_due)
                     return
@@ -210,13 +231,6 @@ class TurnMethods:
 
             agent = self.agent = Agent()  # the configured default
         return agent
-
-    def _close_abandoned(self) -> None:
-        """Cancel the turn of the last stream of this thread, if the thread has not read it to the end."""
-        left = self._streams.pop(threading.get_ident(), None)
-        close: Callable[[], None] | None = getattr(left, "close", None)
-        if close is not None:
-            close()
 
     # -- resuming --------------------------------------------------------------------------------------------------
 
@@ -437,17 +451,24 @@ class _BusyWait:
         return min(self._next, left)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _TurnStart:
     """How to start one turn; tried again until the session is free."""
 
     new_runtime: Callable[[], TurnRuntime]
     begin: Callable[[TurnRuntime], list[Draft] | None]  # returns None if another process runs a turn
     wait: _BusyWait
+    stream: weakref.ref[Any] | None = None  # the stream of the turn, if a program reads one
 
     def next_pause(self) -> float:
         """Return the seconds to sleep before the next try. Raises SessionBusy when no time is left."""
         return self.wait.next_pause()
+
+
+def _current_task() -> Task[Any] | None:
+    import asyncio
+
+    return asyncio.current_task()
 
 
 def _output_shape(schema: object) -> OutputShape:

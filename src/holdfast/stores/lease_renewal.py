@@ -10,6 +10,7 @@ import heapq
 import itertools
 import os
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from holdfast.errors import StaleEpoch, StoreError
@@ -21,9 +22,17 @@ class Renewal:
     """`with Renewal(store, log, epoch): ...` holds the lease until the block ends or another process takes it."""
 
     def __init__(
-        self, store: Store, log: Log, epoch: int, *, seconds: float | None = None, since: float | None = None
+        self,
+        store: Store,
+        log: Log,
+        epoch: int,
+        *,
+        seconds: float | None = None,
+        since: float | None = None,
+        before_renewal: Callable[[], None] | None = None,
     ) -> None:
         self._store, self._log, self._epoch = store, log, epoch
+        self._before_renewal = before_renewal  # may end the holder's work
         self._seconds = lease_seconds() if seconds is None else seconds
         began = store.clock.monotonic() if since is None else since  # before the claim was sent, to be on the safe side
         self.deadline = began + self._seconds
@@ -50,6 +59,8 @@ class Renewal:
 
     def renew(self) -> float | None:
         """Renew once; the seconds until the next time, or None if there is none."""
+        if self._before_renewal is not None and not self.is_over:
+            self._before_renewal()
         began = self._store.clock.monotonic()
         if self.is_over:
             return None

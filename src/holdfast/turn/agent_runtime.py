@@ -227,9 +227,9 @@ class AgentRuntime:
 
     def refuse_stopped(self) -> None:
         """Raise TurnCancelled if this agent, or the whole turn, must stop."""
+        self.runtime.refuse_stopped()
         if self.is_halted:
             raise TurnCancelled
-        self.runtime.refuse_stopped()
 
     def stop(self) -> None:
         """Make the agent end: at the next event of its model, or as soon as it waits for tools."""

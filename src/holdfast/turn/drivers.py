@@ -7,9 +7,8 @@ can try another agent. If the loop does not handle it, the turn is recorded as f
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 from holdfast.concurrency import off_thread
 from holdfast.crashpoints import crashpoint
@@ -142,7 +141,7 @@ def _call_user_function(effect: CallUserFunction) -> Any:  # noqa: ANN401 - the 
 # -- the same in an event loop -----------------------------------------------------------------------------------------
 
 
-async def drive_async(runtime: TurnRuntime, opening: list[Draft]) -> AsyncIterator[StreamEvent]:
+async def drive_async(runtime: TurnRuntime, opening: list[Draft]) -> AsyncGenerator[StreamEvent, None]:
     """Perform a turn in this event loop. Calls of the store run on threads, and a running append is always awaited,
     also by a task that is cancelled."""
     try:
@@ -273,13 +272,18 @@ def _cause(error: BaseException) -> BaseException | None:
     return error.__cause__ if _as_agent_error(error) is error else error
 
 
-@asynccontextmanager
-async def _close_at_exit(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close the iterator when the block ends, not when it is garbage-collected."""
-    try:
-        yield items
-    finally:
-        close = getattr(items, "aclose", None)
+class _close_at_exit(Generic[T]):
+    """Close the iterator when the block ends, not when it is garbage-collected. A model's own iterator may have no
+    `aclose`."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+
+    async def __aenter__(self) -> AsyncIterator[T]:
+        return self._items
+
+    async def __aexit__(self, *_: object) -> None:
+        close = getattr(self._items, "aclose", None)
         if close is not None:
             await close()
 

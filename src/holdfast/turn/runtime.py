@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -44,6 +45,7 @@ from holdfast.turn.progress import AgentProgress, TurnProgress
 from holdfast.turn.response import Response, response_of
 from holdfast.turn.run_outcome import error_data, read_turn_events, read_turn_progress, sanitize_text
 from holdfast.turn.turn_state import TurnState
+from holdfast.turn.unread_stream import UnreadStream
 
 # Event types that may have blobs. Such events never wait for the next agent's append, so they are not remembered here.
 LARGE_TYPES = ("tool.returned", "model.called")
@@ -81,6 +83,8 @@ class TurnRuntime:
         self.may_have_queued = True  # runs may be queued in the session
         self.has_retention = False  # the session has a retention, which may ask for pruning after the turn
         self.once_key: str | None = None  # idempotency key of the first append
+        self.stream: weakref.ref[Any] | None = None  # the generator that a program reads, if it reads a stream
+        self._cancel_reason = ""  # why `stop` was called
         self._lock = threading.RLock()  # parallel agents append one after the other
         self._is_over = False
         self._halted_paths: list[str] = []  # paths whose agents may not append any more
@@ -111,7 +115,8 @@ class TurnRuntime:
             raise AlreadyAdmitted
         self._number_messages(drafts, done.first, done.at)
         self.epoch, self.last_seq = done.epoch, done.last
-        self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since)
+        check = None if self.stream is None else UnreadStream(self, self.stream).check
+        self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since, before_renewal=check)
         self.renewal.__enter__()
 
     def read_progress(self, view: View, head: Head) -> TurnProgress:
@@ -205,7 +210,9 @@ class TurnRuntime:
         agent = self.agents.get(path)
         with self._lock:
             if self._is_over or self._is_halted(path):
-                raise TurnCancelled  # another agent failed or ended the turn: the work of this agent is not needed
+                raise TurnCancelled(
+                    self._cancel_reason
+                )  # another agent failed or ended the turn: the work of this agent is not needed
             branch = None if agent is None else agent.progress.branch
             stamped = [
                 draft if branch is None or draft.branch is not None else replace(draft, branch=branch)
@@ -424,9 +431,10 @@ class TurnRuntime:
     def response(self) -> Response:
         return response_of(self.progress)
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:
         """Ask the turn to end, from another thread: at the next event of the model, or as soon as it waits for
         tools."""
+        self._cancel_reason = reason
         self.is_stop_requested = True
         for agent in list(self.agents.values()):
             if agent.batch is not None:
@@ -435,7 +443,7 @@ class TurnRuntime:
     def refuse_stopped(self) -> None:
         """Raise TurnCancelled if `stop` was called."""
         if self.is_stop_requested:
-            raise TurnCancelled
+            raise TurnCancelled(self._cancel_reason)
 
     def fail(self, error: BaseException) -> None:
         """Record that the turn failed or was cancelled, if this process still holds its lease."""
