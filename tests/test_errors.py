@@ -40,6 +40,7 @@ SAMPLES: dict[str, Callable[[], AgentError]] = {
     "MissingExtra": lambda: errors.MissingExtra("PostgresStore", "postgres"),
     "MissingState": lambda: errors.MissingState("color"),
     "NotFound": lambda: errors.NotFound("run", "r-1"),
+    "NothingToRetry": errors.NothingToRetry,
     "NothingPending": lambda: errors.NothingPending("call_1", ["call_2"]),
     "QueueFull": lambda: errors.QueueFull(10),
     "RequestTimeout": lambda: errors.RequestTimeout(2.5),

@@ -7,8 +7,8 @@ AgentError
 ├─ InvalidArgument (also a ValueError): InvalidId, NotJSON, LimitExceeded, BodyTooLarge, UnsupportedMediaType,
 │     MissingUser, MissingState, InvalidTool, BadArguments
 ├─ SessionError: SessionNotFound, SessionExists, SessionMismatch, Conflict, ViewChanged, StaleEpoch, SessionBusy,
-│     KeyReused, LifecycleError, TurnOpen, QueueFull, NothingPending, ApprovalPending, ImmutableSession, SessionHeld,
-│     SearchUnavailable
+│     KeyReused, LifecycleError, TurnOpen, QueueFull, NothingToRetry, NothingPending, ApprovalPending,
+│     ImmutableSession, SessionHeld, SearchUnavailable
 ├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, TurnParked, TurnCancelled, RoutingError,
 │     HandoffLoop
 ├─ ToolError: FileRefused, MCPFailed
@@ -227,6 +227,13 @@ class QueueFull(SessionError, code="queue_full", status=429):
     def __init__(self, limit: int) -> None:
         self.limit, self.retry_after = limit, 1.0
         super().__init__(f"{limit} messages wait for their turn in this session already: wait, or cancel some of them")
+
+
+class NothingToRetry(SessionError, code="nothing_to_retry"):
+    """The last turn did not fail, or it cannot continue: its session was cleared, rewound or redacted since."""
+
+    def __init__(self) -> None:
+        super().__init__("the last turn of the session did not fail: there is nothing to retry")
 
 
 class NothingPending(SessionError, code="nothing_pending"):

@@ -134,6 +134,7 @@ CALLS: dict[str, Call] = {
     "POST /sessions/{session_id}/message/stream": _call({"agent_id": "$agent", "message": "hello"}),
     "POST /sessions/{session_id}/resume": _call({"agent_id": "$agent"}, prepare=_decide),
     "POST /sessions/{session_id}/resume/stream": _call({"agent_id": "$agent"}, prepare=_decide),
+    "POST /sessions/{session_id}/retry": _call({"agent_id": "$agent", "actor": "$user"}),
     "GET /sessions/{session_id}/events": _call(),
     "GET /sessions/{session_id}/runs": _call(),
     "GET /sessions/{session_id}/runs/{run_id}": _call(),

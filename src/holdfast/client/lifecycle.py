@@ -107,13 +107,13 @@ def change(
     *,
     title: str | None = UNCHANGED,
     metadata: Mapping[str, Any] = UNCHANGED,
-    work_dir: str | Path = UNCHANGED,
-    system: str = UNCHANGED,
-    budget: Budget | Mapping[str, Any] = UNCHANGED,
+    work_dir: str | Path | None = UNCHANGED,
+    system: str | None = UNCHANGED,
+    budget: Budget | Mapping[str, Any] | None = UNCHANGED,
     retention: Retention | Mapping[str, Any] = UNCHANGED,
     active_agent: str | None = UNCHANGED,
 ) -> Flow[None]:
-    """Change what is given, keep the rest."""
+    """Change what is given, keep the rest. None takes a field away."""
     asked = encode_fields(
         title=title,
         metadata=metadata,
@@ -133,9 +133,9 @@ def encode_fields(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - what a ses
         if not isinstance(found["metadata"], Mapping):
             raise InvalidArgument(f"metadata is a dict, not {type(found['metadata']).__name__}")
         found["metadata"] = dict(found["metadata"])
-    if "work_dir" in found:
+    if found.get("work_dir") is not None:
         found["work_dir"] = str(found["work_dir"])
-    if "budget" in found:
+    if found.get("budget") is not None:
         found["budget"] = Budget.of(found["budget"]).to_dict()
     if "retention" in found:
         found["retention"] = Retention.of(found["retention"]).to_dict()

@@ -19,7 +19,7 @@ from holdfast.turn.response import Pending, Response
 if TYPE_CHECKING:
     from holdfast.agent import Agent
     from holdfast.schema.output import OutputShape
-    from holdfast.session.turns import Unfinished
+    from holdfast.session.recovery import Unfinished
     from holdfast.turn.replay import Replay
 
 R = TypeVar("R", bound=Remote)
@@ -69,6 +69,15 @@ def resume(
     """Un-pause if paused; then finish the unfinished or decided turn, if there is one, and return its response."""
     body = self._body_with_agent(agent, reason=reason, actor=actor)
     found = yield from _wait_or_cancel(self, post(self._path("resume"), body, waits=True))
+    return None if found["status"] == "idle" else parse_response(found)
+
+
+def retry(
+    self: Remote, agent: str | Agent | None = None, max_steps: int | None = None, *, actor: str | None = None
+) -> Flow[Response | None]:
+    """Continue the last turn, which failed or was cancelled, and return its response; None if it did not fail."""
+    body = self._body_with_agent(agent, max_steps=max_steps, actor=actor)
+    found = yield from _wait_or_cancel(self, post(self._path("retry"), body, waits=True))
     return None if found["status"] == "idle" else parse_response(found)
 
 
@@ -174,7 +183,7 @@ def deny(self: Remote, call_id: str, reason: str | None = None, *, actor: str | 
 
 def unfinished(self: Remote) -> Flow[Unfinished | None]:
     """The turn that a crash cut, if there is one and no process works on it. A server resumes it by itself."""
-    from holdfast.session.turns import Unfinished
+    from holdfast.session.recovery import Unfinished
 
     found = (yield get(self._path("unfinished")))["unfinished"]
     return None if found is None else Unfinished(**{name: found[name] for name in Unfinished.__dataclass_fields__})

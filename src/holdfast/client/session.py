@@ -25,8 +25,11 @@ from holdfast.session.open_streams import OpenStreams
 from holdfast.session.turns import AsyncStream
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.client.transport import Transport
     from holdfast.log.events import Event
+    from holdfast.policy.budget import Budget
     from holdfast.policy.retention import Retention
     from holdfast.turn.stream_events import StreamEvent
 
@@ -117,6 +120,8 @@ class RemoteSession(Remote):
     stream_async = _stream_method_async(run_flows.stream)
     resume = sync_method(run_flows.resume)
     resume_async = async_method(run_flows.resume)
+    retry = sync_method(run_flows.retry)
+    retry_async = async_method(run_flows.retry)
     pending = remote_property(run_flows.pending)
     approve = sync_method(run_flows.approve)
     approve_async = async_method(run_flows.approve)
@@ -184,13 +189,10 @@ class RemoteSession(Remote):
     change = sync_method(lifecycle_flows.change)
     status = remote_property(lifecycle_flows.status)
     head = remote_property(lifecycle_flows.head)
-    system = remote_property(lifecycle_flows.system)
-    work_dir = remote_property(lifecycle_flows.work_dir)
     updated_at = remote_property(lifecycle_flows.updated_at)
     held = remote_property(lifecycle_flows.held)
     usage = remote_property(lifecycle_flows.usage)
     cost = remote_property(lifecycle_flows.cost)
-    budget = remote_property(lifecycle_flows.budget)
     pause = sync_method(lifecycle_flows.pause)
     pause_async = async_method(lifecycle_flows.pause)
     close = sync_method(lifecycle_flows.close)
@@ -218,6 +220,31 @@ class RemoteSession(Remote):
     @title.setter
     def title(self, value: str | None) -> None:
         self.change(title=value)
+
+    @property
+    def system(self) -> str | None:
+        return perform(self._transport, lifecycle_flows.system(self))
+
+    @system.setter
+    def system(self, value: str | None) -> None:
+        self.change(system=value)
+
+    @property
+    def work_dir(self) -> Path | None:
+        """A directory of the server's machine."""
+        return perform(self._transport, lifecycle_flows.work_dir(self))
+
+    @work_dir.setter
+    def work_dir(self, value: str | Path | None) -> None:
+        self.change(work_dir=value)
+
+    @property
+    def budget(self) -> Budget | None:
+        return perform(self._transport, lifecycle_flows.budget(self))
+
+    @budget.setter
+    def budget(self, value: Budget | Mapping[str, Any] | None) -> None:
+        self.change(budget=value)
 
     @property
     def active_agent(self) -> str | None:
@@ -252,6 +279,7 @@ class AsyncRemoteSession(Remote):
     json = async_method(run_flows.json)
     stream = _stream_method_async(run_flows.stream)
     resume = async_method(run_flows.resume)
+    retry = async_method(run_flows.retry)
     pending = async_method(run_flows.pending)
     approve = async_method(run_flows.approve)
     deny = async_method(run_flows.deny)

@@ -56,6 +56,7 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "turn.interrupted",
         "turn.waiting",
         "turn.resumed",
+        "turn.reopened",
         "turn.parked",
         "approval.requested",
         "approval.decided",

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from holdfast.errors import LifecycleError, NothingPending, QueueFull, TurnOpen, ViewChanged
+from holdfast.errors import LifecycleError, NothingPending, NothingToRetry, QueueFull, TurnOpen, ViewChanged
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event
 from holdfast.log.flow_paths import is_within, path_sort_key
@@ -164,6 +164,7 @@ class View:
         default_factory=list
     )  # tokens of the last model call: estimated, and as reported
     active: str | None = None  # the agent to whom the conversation was handed, or who answers it of several
+    ended_turn: Turn | None = None  # the last turn, if it failed or was cancelled: it can be reopened
 
     @property
     def status(self) -> str:
@@ -201,6 +202,8 @@ class View:
             raise LifecycleError("write to", status="erased", legal=())
         if turn is not None and run == turn.run:
             self._apply_turn(turn, seq, type, data, branch)
+        elif type == "turn.reopened":
+            self._reopen_turn(seq, run)
         elif type == "turn.started":
             if turn is not None:
                 raise TurnOpen("start a turn")
@@ -210,7 +213,7 @@ class View:
             question = data.get("question", 0)
             own = [[question, question]] if question else []
             self.turn, self.has_started = Turn(run=run, first=seq, question=question, own_messages=own), True
-            self.released = False
+            self.released, self.ended_turn = False, None
             self._close_last(seq - 1)
         elif type == "message.queued":
             self._enqueue(seq, run or "", data)
@@ -233,7 +236,7 @@ class View:
                 raise LifecycleError(move, status=self.status, legal=MOVES[self.status])
             self.lifecycle = life
         elif type == "view.cleared":
-            self.edition, self.cuts, self.active = seq, [], None
+            self.edition, self.cuts, self.active, self.ended_turn = seq, [], None, None
             self.ranges = [] if turn is not None else [[seq + 1, 0]]
             if turn is not None:
                 turn.outside_messages = []
@@ -246,7 +249,7 @@ class View:
             self.ranges = [list(pair) for pair in data.get("ranges", [])]
             append_range(self.ranges, seq, 0)  # this event is no message, so the view stays in one piece
         elif type == "event.redacted":
-            self.edition = seq
+            self.edition, self.ended_turn = seq, None  # a turn that may lack a part cannot go on
         elif type == "agent.assigned":
             self.active = data.get("agent")
         elif type == "retention.set":
@@ -259,21 +262,38 @@ class View:
         elif type == "session.erased":
             self.turn, self.lifecycle, self.ranges, self.unreported_effects, self.queue = None, "erased", [], [], []
             self.edition, self.cuts, self.held, self.immutable, self.failed = seq, [], 0, False, False
+            self.ended_turn = None
         elif type in ("view.rewound", "view.restored"):
             if turn is not None:
                 raise TurnOpen("rewind" if type == "view.rewound" else "overwrite the messages")
             self.ranges = [*data.get("ranges", []), [seq + 1, 0]]
-            self.edition, self.cuts, self.active = seq, [], data.get("active")
+            self.edition, self.cuts, self.active, self.ended_turn = seq, [], data.get("active"), None
         elif type == "session.forked":
             self.reset_for_fork()
         elif type == "session.imported":
-            self.queue = []  # what was to be run there is not run here as well
+            self.queue, self.ended_turn = [], None  # what was to be run there is not run here as well
 
     def reset_for_fork(self) -> None:
         """A fork has the messages of its parent, and a life of its own."""
         self.turn, self.lifecycle, self.turns, self.usage, self.unreported_effects = None, "live", 0, {}, []
         self.held, self.failed, self.released, self.immutable, self.ttl = 0, False, False, False, None
-        self.retention, self.queue = 0, []
+        self.retention, self.queue, self.ended_turn = 0, [], None
+
+    def _reopen_turn(self, seq: int, run: str | None) -> None:
+        """Open the last turn again, which failed or was cancelled. Its results are used, and its messages stand after
+        those that were added since."""
+        turn = self.ended_turn
+        if turn is None or turn.run != run:
+            raise NothingToRetry
+        if self.lifecycle != "live":
+            raise LifecycleError("retry a turn of", status=self.status, legal=MOVES[self.status])
+        self.turn, self.ended_turn, self.failed, self.released = turn, None, False, False
+        turn.waiting, turn.parked, turn.attempts = bool(turn.pending), False, 0
+        turn.mixed, turn.outside_messages = True, []
+        self.unreported_effects = [effect for effect in self.unreported_effects if effect not in turn.effects]
+        self._close_last(seq - 1)
+        if turn.question:
+            self.queue.insert(0, [turn.run, turn.question])
 
     def _enqueue(self, seq: int, run: str, data: dict[str, Any]) -> None:
         """Admit a message: it is shown when its turn answers it, and stands in the log where it came in."""
@@ -349,7 +369,7 @@ class View:
                 self.unreported_effects = []
         elif type in ("turn.failed", "turn.cancelled"):
             self._end_turn(turn, seq, kept=False)
-            self.failed = type == "turn.failed"
+            self.failed, self.ended_turn = type == "turn.failed", turn
 
     def _add_usage(self, data: dict[str, Any]) -> None:
         for name, amount in data.get("usage", {}).items():
@@ -403,6 +423,8 @@ class View:
         turn = None if self.turn is None else self.turn.to_json()
         # What few sessions have is not written for the others.
         rest = {name: getattr(self, name) for name in _RARE if getattr(self, name)}
+        if self.ended_turn is not None:
+            rest["ended_turn"] = self.ended_turn.to_json()
         values = [
             2,
             self.ranges,
@@ -427,7 +449,7 @@ _RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention", 
 def decode_view(data: bytes) -> View:
     """The view behind the bytes of a snapshot. Version 1 ended after `loose`."""
     _version, ranges, turn, life, begun, turns, usage, loose, *more = codec.decode(data)
-    opened = None if turn is None else Turn(**dict(zip(_TURN, turn, strict=False)))  # an older one has fewer fields
+    opened = None if turn is None else _decode_turn(turn)
     view = View(
         ranges=ranges,
         turn=opened,
@@ -441,8 +463,12 @@ def decode_view(data: bytes) -> View:
         view.edition, view.last_call_tokens = more[0], more[1]
         if len(more) > 2:
             for name, value in more[2].items():
-                setattr(view, name, value)
+                setattr(view, name, _decode_turn(value) if name == "ended_turn" else value)
     return view
+
+
+def _decode_turn(values: list[Any]) -> Turn:
+    return Turn(**dict(zip(_TURN, values, strict=False)))  # values that few turns have are not written for the others
 
 
 def fold(view: View, events: Iterable[Event]) -> View:

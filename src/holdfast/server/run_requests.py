@@ -15,10 +15,12 @@ from holdfast.server.app import Server
 from holdfast.server.auth import Caller
 from holdfast.server.idempotency import ANSWER_LIFETIME
 from holdfast.server.schemas import serializers
-from holdfast.server.schemas.requests import MessageBody, ResumeBody
+from holdfast.server.schemas.requests import MessageBody, ResumeBody, RetryBody
+from holdfast.session.session import Session
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log
 from holdfast.turn.response import Response as Answer
+from holdfast.turn.start import reopen_ended_turn
 from holdfast.worker.admission import AdmittedRun, RunRequest, admit_message, check_can_run, run_id_of_key
 from holdfast.worker.run_callbacks import RunResult
 
@@ -121,19 +123,55 @@ def reopen_turn(
 
     A key that has resumed a turn before gets that turn again.
     """
-    refuse_while_draining(server)
     session = caller.open_session(session_id)
+
+    def open_session() -> bool:
+        if session.status in ("paused", "closed", "archived"):
+            session._change_status("session.resumed", body.reason, serializers.actor_of(caller, body.actor))
+        return True
+
+    return _reopen_once(server, caller, session, body.agent_id, key_scope, open_session)
+
+
+def retry_turn(
+    server: Server, caller: Caller, session_id: str, body: RetryBody, key_scope: str | None
+) -> tuple[Log, AdmittedRun | None]:
+    """Open the last turn of a session again and mark it to be run; None in place of a run if it did not fail."""
+    session = caller.open_session(session_id)
+    actor = serializers.actor_of(caller, body.actor)
+    return _reopen_once(
+        server,
+        caller,
+        session,
+        body.agent_id,
+        key_scope,
+        lambda: reopen_ended_turn(session.store, session.log, body.max_steps, actor),
+    )
+
+
+def _reopen_once(
+    server: Server,
+    caller: Caller,
+    session: Session,
+    agent_id: str | None,
+    key_scope: str | None,
+    change_session: Callable[[], bool],
+) -> tuple[Log, AdmittedRun | None]:
+    """Change the session, unless its key has done so before, and mark its open turn to be run."""
+    refuse_while_draining(server)
     store, log = caller.store, session.log
     known = None if key_scope is None else store.kv_get(RESUMED_TURNS, key_scope)
     if known is not None:
         run, seq = known.decode().split()
         return log, AdmittedRun(run_id=run, seq=int(seq), repeated=True)
-    if body.agent_id is not None and decode_view(store.head(log).view).turn is not None:
-        server.catalog.find(store, body.agent_id)  # an unknown agent is refused before the first append
-    if session.status in ("paused", "closed", "archived"):
-        session._change_status("session.resumed", body.reason, serializers.actor_of(caller, body.actor))
+    if agent_id is not None:
+        server.catalog.find(store, agent_id)  # an unknown agent is refused before the first append
+    before = store.head(log).head
+    if not change_session():
+        return log, None
+    if store.head(log).head != before:
         server.feed.notify_append(log)
-    reopened = server.runs.reopen_turn(store, log, body.agent_id)
+    reopened = server.runs.reopen_turn(store, log, agent_id)
     if reopened is not None and key_scope is not None:
         value = f"{reopened.run_id} {reopened.seq}".encode()
         store.kv_put(RESUMED_TURNS, key_scope, value, expires=store.clock.now() + ANSWER_LIFETIME)

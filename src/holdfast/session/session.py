@@ -26,15 +26,16 @@ from holdfast.log.times import to_datetime
 from holdfast.log.view import MOVES, View, decode_view
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
+from holdfast.session.approvals import ApprovalMethods
 from holdfast.session.compliance import ComplianceMethods
 from holdfast.session.context import ContextMethods
 from holdfast.session.export import ExportMethods
 from holdfast.session.facts import Facts
 from holdfast.session.history import HistoryMethods
 from holdfast.session.pruning import PruningMethods
+from holdfast.session.recovery import RecoveryMethods
 from holdfast.session.state import StateMethods
 from holdfast.session.successor import SuccessorMethods
-from holdfast.session.turns import TurnMethods
 from holdfast.stores.base import MAX_SEQ, Log, SessionStore, Store
 from holdfast.stores.documents import document_of, restore_document
 from holdfast.stores.messages import message_draft, messages_of
@@ -60,7 +61,8 @@ class Session(
     HistoryMethods,
     StateMethods,
     ExportMethods,
-    TurnMethods,
+    RecoveryMethods,
+    ApprovalMethods,
     PruningMethods,
     ComplianceMethods,
     SuccessorMethods,
@@ -172,10 +174,10 @@ class Session(
     def _build_fields(
         self,
         *,
-        system: str | None,
-        metadata: Mapping[str, Any] | None,
-        title: str | None,
-        work_dir: str | Path | None,
+        system: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        title: str | None = None,
+        work_dir: str | Path | None = None,
     ) -> dict[str, Any]:
         """Check the given fields and return them as the data of an event. Raises LimitExceeded if one is too large."""
         limits = self.store.limits
@@ -273,8 +275,13 @@ class Session(
 
     @property
     def system(self) -> str | None:
+        """The system prompt of the session. Set it for the turns that follow; None removes it."""
         found: str | None = self.store.value(self.log, "system")
         return found
+
+    @system.setter
+    def system(self, value: str | None) -> None:
+        self._change_fields({"system": None} if value is None else self._build_fields(system=value))
 
     @property
     def title(self) -> str | None:
@@ -282,12 +289,7 @@ class Session(
 
     @title.setter
     def title(self, value: str | None) -> None:
-        fields = (
-            {"title": None}
-            if value is None
-            else self._build_fields(title=value, system=None, metadata=None, work_dir=None)
-        )
-        self.store.append(self.log, [Draft(type="session.changed", data=fields)])
+        self._change_fields({"title": None} if value is None else self._build_fields(title=value))
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -295,13 +297,20 @@ class Session(
 
     @metadata.setter
     def metadata(self, value: Mapping[str, Any]) -> None:
-        fields = self._build_fields(metadata=value, system=None, title=None, work_dir=None)
-        self.store.append(self.log, [Draft(type="session.changed", data=fields)])
+        self._change_fields(self._build_fields(metadata={} if value is None else value))
 
     @property
     def work_dir(self) -> Path | None:
+        """The folder of the file tools. Set it for the turns that follow; None removes it."""
         found = self.store.info(self.log).work_dir
         return None if found is None else Path(found)
+
+    @work_dir.setter
+    def work_dir(self, value: str | Path | None) -> None:
+        self._change_fields({"work_dir": None} if value is None else self._build_fields(work_dir=value))
+
+    def _change_fields(self, fields: dict[str, Any]) -> None:
+        self.store.append(self.log, [Draft(type="session.changed", data=fields)])
 
     @property
     def active_agent(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The turns of a session: ask an agent, resume a turn that a crash or an approval interrupted, replay finished turns.
+"""The turns of a session: ask an agent, and replay finished turns.
 
 Every way to ask runs the same loop, and the lease of the session lets one turn run at a time.
 """
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.concurrency import off_thread, twin
 from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
-from holdfast.log.events import MESSAGE_TYPES, Draft, Event, message_data
-from holdfast.log.identifiers import check_name
+from holdfast.log.events import MESSAGE_TYPES, Draft, Event
 from holdfast.log.messages import Message
-from holdfast.log.view import Turn, decode_view
+from holdfast.log.view import decode_view
 from holdfast.policy.budget import Budget
 from holdfast.prompt.session_cache import SessionCache
 from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
@@ -31,22 +30,11 @@ if TYPE_CHECKING:
     from holdfast.schema.output import OutputShape
     from holdfast.stores.base import Log, Store
     from holdfast.turn.replay import Difference, RecordedTurn, Replay
-    from holdfast.turn.response import Pending, Response
+    from holdfast.turn.response import Response
     from holdfast.turn.runtime import TurnRuntime
     from holdfast.turn.stream_events import StreamEvent
 
 LONGEST_PAUSE = 0.05  # seconds between two tries to start a turn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfinished:
-    """A turn whose process ended before the turn did: `resume()` finishes it, `run()` settles it."""
-
-    run_id: str
-    question: str
-    unknown_calls: list[str]  # tools that were called and may or may not have taken effect
-    attempts: int  # how often the turn was started or resumed
-    parked: bool  # whether the turn used up its attempts and waits for a decision
 
 
 class AsyncStream:
@@ -72,9 +60,8 @@ class AsyncStream:
 
 
 class TurnMethods:
-    """The methods of `Session` for turns: `run`, `stream`, `json`, `resume`, `unfinished`, `pending`, `approve`,
-    `deny`, `replay`, `usage`, `budget`, `cost`. The `_async` methods of the first four run on the event loop itself, so
-    `twin` cannot make them: a twin runs on a thread."""
+    """The methods of `Session` for turns: `run`, `stream`, `json`, `replay`, `usage`, `budget`, `cost`. The `_async`
+    methods of the first three run on the event loop itself, so `twin` cannot make them: a twin runs on a thread."""
 
     store: Store
     agent: BaseAgent | None
@@ -85,6 +72,7 @@ class TurnMethods:
         @property
         def status(self) -> str: ...
         def _change_status(self, type: str, reason: str | None, actor: str | None) -> None: ...
+        def _change_fields(self, fields: dict[str, Any]) -> None: ...
         def prune_if_due(self) -> None: ...
         def get_state(self, name: str, scope: str = "session", default: Any = None) -> Any: ...  # noqa: ANN401
         def set_state(self, name: str, value: Any, scope: str = "session") -> None: ...  # noqa: ANN401
@@ -103,13 +91,13 @@ class TurnMethods:
         """
         start = self._start("run", message, None, options)
         self._streams.close_abandoned()
-        return _last_response(self._stream_turn(start))
+        return last_response(self._stream_turn(start))
 
     async def run_async(self, message: str | Message | Mapping[str, Any], **options: Unpack[CallOptions]) -> Response:
         """Do as `run`, on the event loop."""
         start = self._start("run_async", message, None, options)
         await self._streams.close_abandoned_async(_current_task())
-        return await _last_response_async(self._stream_turn_async(start))
+        return await last_response_async(self._stream_turn_async(start))
 
     def stream(
         self, message: str | Message | Mapping[str, Any], *, schema: object = None, **options: Unpack[CallOptions]
@@ -137,7 +125,7 @@ class TurnMethods:
         """Ask for a `response.output` that fits `schema`: a pydantic model, dataclass, TypedDict or JSON Schema."""
         start = self._start("json", message, schema, options, needs_schema=True)
         self._streams.close_abandoned()
-        return _last_response(self._stream_turn(start))
+        return last_response(self._stream_turn(start))
 
     async def json_async(
         self, message: str | Message | Mapping[str, Any], *, schema: object, **options: Unpack[CallOptions]
@@ -145,11 +133,11 @@ class TurnMethods:
         """Do as `json`, on the event loop."""
         start = self._start("json_async", message, schema, options, needs_schema=True)
         await self._streams.close_abandoned_async(_current_task())
-        return await _last_response_async(self._stream_turn_async(start))
+        return await last_response_async(self._stream_turn_async(start))
 
     # -- the two drivers -------------------------------------------------------------------------------------------
 
-    def _stream_turn(self, start: _TurnStart) -> Generator[StreamEvent, None, None]:
+    def _stream_turn(self, start: TurnStart) -> Generator[StreamEvent, None, None]:
         """Run a turn as soon as the session is free, and yield its events. Raises SessionBusy when the wait is over."""
         from holdfast.turn.drivers import drive  # the first turn loads the loop, not the import of Session
 
@@ -166,7 +154,7 @@ class TurnMethods:
             self.store.clock.sleep(start.next_pause())
 
     async def _stream_turn_async(
-        self, start: _TurnStart, streams: OpenStreams | None = None
+        self, start: TurnStart, streams: OpenStreams | None = None
     ) -> AsyncGenerator[StreamEvent, None]:
         """Do as `_stream_turn`, on the event loop. `streams` remembers the stream of the task that reads it."""
         import asyncio
@@ -200,7 +188,7 @@ class TurnMethods:
         options: CallOptions,
         *,
         needs_schema: bool = False,
-    ) -> _TurnStart:
+    ) -> TurnStart:
         """Check every argument, and return the start of a turn that answers `message`."""
         refuse_unknown_options(method, options, CallOptions)
         shape = _output_shape(schema) if needs_schema or schema is not None else None
@@ -212,8 +200,8 @@ class TurnMethods:
             return begin_turn(runtime, question, metadata)
 
         agent, timeout = self._agent_or_default(options.get("agent")), options.get("timeout")
-        wait = _BusyWait(self.log.id, self.store, agent.timeout if timeout is None else timeout)
-        return _TurnStart(lambda: self._new_runtime(agent, shape, model_options(options)), begin, wait)
+        wait = BusyWait(self.log.id, self.store, agent.timeout if timeout is None else timeout)
+        return TurnStart(lambda: self._new_runtime(agent, shape, model_options(options)), begin, wait)
 
     def _new_runtime(
         self, agent: BaseAgent | None, shape: OutputShape | None, options: Mapping[str, Any]
@@ -231,111 +219,6 @@ class TurnMethods:
 
             agent = self.agent = Agent()  # the configured default
         return agent
-
-    # -- resuming --------------------------------------------------------------------------------------------------
-
-    def resume(
-        self, agent: BaseAgent | None = None, *, reason: str | None = None, actor: str | None = None
-    ) -> Response | None:
-        """Resume the session if it is paused; then finish its open turn and return the response of the turn.
-
-        The open turn is one that a crash cut short, or whose calls are decided. Returns None if there is none. Raises
-        LifecycleError if the session is closed or archived.
-        """
-        if not self._reopen_for_resume(reason, actor):
-            return None
-        try:
-            return _last_response(self._stream_turn(self._start_resume(agent)))
-        except _NoOpenTurn:  # another process has finished the turn first
-            return None
-
-    async def resume_async(
-        self, agent: BaseAgent | None = None, *, reason: str | None = None, actor: str | None = None
-    ) -> Response | None:
-        """Do as `resume`, on the event loop."""
-        if not await off_thread(self._reopen_for_resume, reason, actor):
-            return None
-        try:
-            return await _last_response_async(self._stream_turn_async(self._start_resume(agent)))
-        except _NoOpenTurn:
-            return None
-
-    def _reopen_for_resume(self, reason: str | None, actor: str | None) -> bool:
-        """Resume a paused session; return whether it has an open turn. Raises LifecycleError if closed or archived."""
-        if self.status in ("paused", "closed", "archived"):
-            self._change_status("session.resumed", reason, actor)
-        return decode_view(self.store.head(self.log).view).turn is not None
-
-    def _start_resume(self, agent: BaseAgent | None) -> _TurnStart:
-        def begin(runtime: TurnRuntime) -> list[Draft]:
-            from holdfast.turn.start import resume_turn
-
-            if not resume_turn(runtime):
-                raise _NoOpenTurn
-            return []
-
-        wait = _BusyWait(self.log.id, self.store, self._agent_or_default(agent).timeout)
-        return _TurnStart(lambda: self._new_runtime(agent, None, {}), begin, wait)
-
-    @property
-    def unfinished(self) -> Unfinished | None:
-        """The turn that a crash cut short; None if there is none, or if a live process is running it."""
-        turn = decode_view(self.store.head(self.log).view).turn
-        if turn is None or turn.waiting:
-            return None
-        lease = self.store.lease(self.log)
-        if lease is not None and lease.is_alive:
-            return None
-        return Unfinished(
-            run_id=turn.run,
-            question=self._question_of(turn),
-            unknown_calls=[name for _seq, name in turn.calls.values()],
-            attempts=turn.attempts,
-            parked=turn.parked,
-        )
-
-    def _question_of(self, turn: Turn) -> str:
-        if turn.question:
-            rows = self.store.read(self.log, turn.question, turn.question)
-        else:
-            rows = self.store.read(self.log, turn.first, limit=1, types=["message.added"])
-        text: str = message_data(Event(rows[0])).get("text", "") if rows else ""
-        return text
-
-    @property
-    def pending(self) -> list[Pending]:
-        """The calls that wait for the decision of a person."""
-        from holdfast.turn.response import Pending
-
-        turn = decode_view(self.store.head(self.log).view).turn
-        found = []
-        for seq in () if turn is None else turn.pending.values():
-            data = self.store.event(self.log, seq).data
-            found.append(
-                Pending(
-                    call_id=data["call_id"],
-                    name=data["name"],
-                    arguments=data["arguments"],
-                    payload=data.get("payload"),
-                    reason=data.get("reason"),
-                )
-            )
-        return found
-
-    def approve(self, call_id: str, *, actor: str | None = None) -> None:
-        """Approve a waiting call, from any process; the next `resume()` runs it."""
-        self._record_decision(call_id, {"approved": True}, actor)
-
-    def deny(self, call_id: str, reason: str | None = None, *, actor: str | None = None) -> None:
-        """Refuse a waiting call; the model gets the refusal and the reason as the result of the call."""
-        data = {"approved": False}
-        if reason is not None:
-            data["reason"] = check_name(reason, "a reason", self.store.limits.metadata)  # type: ignore[assignment]
-        self._record_decision(call_id, data, actor)
-
-    def _record_decision(self, call_id: str, data: dict[str, Any], actor: str | None) -> None:
-        call_id = check_name(call_id, "call_id")
-        self.store.append(self.log, [Draft(type="approval.decided", data={"call_id": call_id, **data}, actor=actor)])
 
     # -- replay ----------------------------------------------------------------------------------------------------
 
@@ -382,15 +265,13 @@ class TurnMethods:
         opening = begin_turn(runtime, turn.question)
         assert opening is not None, "no other process knows this fork"
         try:
-            _last_response(drive(runtime, opening))
+            last_response(drive(runtime, opening))
         except AgentError:
             pass  # the log of the fork records how the turn ended, and the comparison reads it there
         replayed = [Event(row) for row in self.store.read(self.log, before + 1)]
         return find_difference(number, turn.events, [event for event in replayed if event.run == runtime.run])
 
     replay_async = twin(replay)
-    approve_async = twin(approve)
-    deny_async = twin(deny)
 
     # -- usage and cost --------------------------------------------------------------------------------------------
 
@@ -404,19 +285,19 @@ class TurnMethods:
 
     @property
     def budget(self) -> Budget | None:
-        """The budget of the session; None if it has none."""
+        """The budget of the session; None if it has none. Set it to raise, lower or remove it."""
         found = self.store.value(self.log, "budget")
         return None if found is None else Budget.of(found)
+
+    @budget.setter
+    def budget(self, value: Budget | Mapping[str, Any] | None) -> None:
+        self._change_fields({"budget": None if value is None else Budget.of(value).to_dict()})
 
     @property
     def cost(self) -> float:
         """The cost of the usage, by the prices of the session's budget; 0 without prices."""
         budget = self.budget
         return 0.0 if budget is None else budget.cost_of(decode_view(self.store.head(self.log).view).usage)
-
-
-class _NoOpenTurn(Exception):
-    """The session has no open turn to resume."""
 
 
 class _RetryBeforeLease:
@@ -432,7 +313,7 @@ class _RetryBeforeLease:
         return kind is not None and issubclass(kind, Conflict | SessionBusy) and self._runtime.renewal is None
 
 
-class _BusyWait:
+class BusyWait:
     """The pauses of a caller that waits for the session to be free: each is longer, until the deadline."""
 
     def __init__(self, session_id: str, store: Store, seconds: float) -> None:
@@ -452,12 +333,12 @@ class _BusyWait:
 
 
 @dataclass(slots=True)
-class _TurnStart:
+class TurnStart:
     """How to start one turn; tried again until the session is free."""
 
     new_runtime: Callable[[], TurnRuntime]
     begin: Callable[[TurnRuntime], list[Draft] | None]  # returns None if another process runs a turn
-    wait: _BusyWait
+    wait: BusyWait
     stream: weakref.ref[Any] | None = None  # the stream of the turn, if a program reads one
 
     def next_pause(self) -> float:
@@ -477,7 +358,7 @@ def _output_shape(schema: object) -> OutputShape:
     return OutputShape(schema)
 
 
-def _last_response(events: Iterator[StreamEvent]) -> Response:
+def last_response(events: Iterator[StreamEvent]) -> Response:
     found: Response | None = None
     for event in events:  # read to the end: the driver still has work to do after the last event
         if event.type == "done":
@@ -486,7 +367,7 @@ def _last_response(events: Iterator[StreamEvent]) -> Response:
     return found
 
 
-async def _last_response_async(events: AsyncIterator[StreamEvent]) -> Response:
+async def last_response_async(events: AsyncIterator[StreamEvent]) -> Response:
     found: Response | None = None
     async for event in events:  # read to the end, so that the garbage collector has no open generator to close
         if event.type == "done":

@@ -65,7 +65,7 @@ class AgentRuntime:
             path=self.path,
             author=self.spec.name,
             limits=self.runtime.store.limits,
-            max_steps=self.spec.max_steps,
+            max_steps=self.runtime.progress.max_steps or self.spec.max_steps,
             shape=self.shape,
             aside=self.aside,
             draft_model_call=self.draft_model_call,

@@ -142,6 +142,7 @@ class TurnProgress:
     agents: dict[str, AgentProgress] = field(default_factory=dict)  # by path, in the order of their start
     ended_loops: set[str] = field(default_factory=set)  # paths of loops that have ended
     is_ended: bool = False
+    max_steps: int | None = None  # limit of a turn that was reopened with another one than its agents have
     # branch -> path of the agent that runs there: an event carries its branch, not its path
     _path_by_branch: dict[str | None, str] = field(default_factory=dict)
 
@@ -174,6 +175,8 @@ class TurnProgress:
             progress = self.agents[data["path"]]
             progress.end_status, progress.failed_path = type.removeprefix("agent."), data.get("at")
             progress.problem = data.get("error", {}).get("text", "")
+        elif type == "turn.reopened":
+            self._reopen(data)
         elif type == "loop.ended":
             self.ended_loops.add(data["path"])
         elif type == "approval.decided":  # written outside of the turn: it names the call, but no branch
@@ -184,6 +187,16 @@ class TurnProgress:
         else:
             self.is_ended = self.is_ended or type in TURN_ENDS
             self.agents[self._path_by_branch.get(branch, "")].fold_event(type, data, message)
+
+    def _reopen(self, data: dict[str, Any]) -> None:
+        """Continue a turn that failed or was cancelled: agents that failed run again, with their results so far."""
+        self.is_ended, self.max_steps = False, data.get("max_steps", self.max_steps)
+        for progress in self.agents.values():
+            progress.repairs = 0
+            if progress.end_status == "failed":
+                progress.end_status, progress.failed_path, progress.problem = "", None, ""
+                # The note that the agent could not answer would otherwise be taken for its answer.
+                progress.messages = [message for message in progress.messages if not message.metadata.get("failed")]
 
     # -- results ---------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,10 @@ _IGNORED_TYPES = (
     "approval.decided",
     "turn.waiting",
     "turn.resumed",
+    "turn.reopened",
     "turn.parked",
+    "turn.failed",  # of a turn that was reopened and finished
+    "turn.cancelled",
     "model.interrupted",
     "summary.added",
     "view.compacted",

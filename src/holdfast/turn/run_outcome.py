@@ -124,7 +124,15 @@ def recent_runs(store: Store, log: Log, limit: int) -> list[Outcome]:
     begun = store.read(log, limit=limit * 2, types=["message.queued", "turn.started"], reverse=True)
     if not begun:
         return []
-    types = ["message.queued", "turn.started", "turn.waiting", "turn.resumed", "run.dropped", *TURN_ENDS]
+    types = [
+        "message.queued",
+        "turn.started",
+        "turn.waiting",
+        "turn.resumed",
+        "turn.reopened",
+        "run.dropped",
+        *TURN_ENDS,
+    ]
     runs: dict[str, list[Event]] = {}
     for row in store.read(log, begun[-1].seq, head.head, types=types):
         event = Event(row)
@@ -143,8 +151,15 @@ def _read_run_events(store: Store, log: Log, run: str, first: int, last: int) ->
         begun = begun or (event.type == "turn.started" and event.run == run)
         if event.run == run or (begun and event.type == "approval.decided"):
             yield event
-            if event.run == run and (event.type in TURN_ENDS or event.type == "run.dropped"):
+            is_end = event.run == run and (event.type in TURN_ENDS or event.type == "run.dropped")
+            if is_end and not _is_reopened(store, log, run, event.seq, last):
                 return
+
+
+def _is_reopened(store: Store, log: Log, run: str, end: int, last: int) -> bool:
+    """Whether a run was reopened after it ended. Only the last turn of a session can be, before another one starts."""
+    rows = store.read(log, end + 1, last, limit=1, types=["turn.started", "turn.reopened"])
+    return bool(rows) and rows[0].type == "turn.reopened" and Event(rows[0]).run == run
 
 
 def _find_start(store: Store, log: Log, run: str) -> int | None:
@@ -163,8 +178,8 @@ def _fold_outcome(run: str, events: list[Event], view: View) -> Outcome:
     for event in events:
         if event.type == "message.queued":
             outcome.agent = event.data.get("agent")
-        elif event.type in ("turn.started", "turn.resumed"):
-            outcome.status = "running"
+        elif event.type in ("turn.started", "turn.resumed", "turn.reopened"):
+            outcome.status, outcome.ended_at, outcome.error = "running", None, None
             outcome.started_at = outcome.started_at or event.at
             outcome.agent = outcome.agent or event.data.get("agent")
         elif event.type == "turn.waiting":

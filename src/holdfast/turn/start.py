@@ -15,6 +15,7 @@ from holdfast.errors import (
     ApprovalPending,
     InvalidArgument,
     LifecycleError,
+    NothingToRetry,
     SessionBusy,
     TurnCancelled,
     TurnOpen,
@@ -26,6 +27,7 @@ from holdfast.log.view import MOVES, View, decode_view
 from holdfast.plan import AgentSpec, Plan
 from holdfast.schema.output import OutputShape
 from holdfast.stores.append import Head
+from holdfast.stores.base import Log, Store
 from holdfast.stores.messages import message_draft
 from holdfast.turn.agent_loop import draft_turn_interruption
 from holdfast.turn.flow_loop import refuse_shape
@@ -140,6 +142,22 @@ def resume_turn(runtime: TurnRuntime) -> bool:
         if progress.is_awaiting_reply:  # readers of the stream saw a part of a reply that was never stored
             drafts.insert(0, Draft(type="model.interrupted", run=turn.run, branch=progress.branch))
     runtime.claim_lease(drafts, head)
+    return True
+
+
+def reopen_ended_turn(store: Store, log: Log, max_steps: int | None, actor: str | None) -> bool:
+    """Open the last turn of a session again, if it failed or was cancelled, so that it can be resumed. Returns False if
+    it did not fail, or cannot continue."""
+    if max_steps is not None and (isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1):
+        raise InvalidArgument(f"max_steps={max_steps!r}: use a whole number of model calls, 1 or more")
+    turn = decode_view(store.head(log).view).ended_turn
+    if turn is None:
+        return False
+    data = {} if max_steps is None else {"max_steps": max_steps}
+    try:
+        store.append(log, [Draft(type="turn.reopened", run=turn.run, data=data, actor=actor)])
+    except NothingToRetry:  # another process has reopened it, or started a turn, since the head was read
+        return False
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -14,16 +15,16 @@ from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
-from holdfast.server.run_requests import key_of_caller, reopen_turn, run_or_queue_message
+from holdfast.server.run_requests import key_of_caller, reopen_turn, retry_turn, run_or_queue_message
 from holdfast.server.run_waiter import RunWaiter, call_on_run_thread
 from holdfast.server.schemas import serializers
-from holdfast.server.schemas.requests import CancelBody, MessageBody, ResumeBody
+from holdfast.server.schemas.requests import CancelBody, MessageBody, ResumeBody, RetryBody
 from holdfast.server.schemas.responses import AnswerShape, RunShape, RunsShape
 from holdfast.server.schemas.serializers import json_response
 from holdfast.stores.base import Log, TenantLog
 from holdfast.turn.response import Response as Answer
 from holdfast.turn.run_outcome import Outcome, outcome_of, recent_runs
-from holdfast.worker.admission import run_id_of_key
+from holdfast.worker.admission import AdmittedRun, run_id_of_key
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
 
@@ -56,9 +57,29 @@ async def message(caller: Writer, request: Request, session_id: str, body: Messa
 async def resume(caller: Writer, request: Request, session_id: str, body: ResumeBody) -> Response:
     """Un-pause the session if it is paused; then finish its unfinished or decided turn, if there is one."""
     server: Server = request.app.state.server
+    return await _continue_turn(
+        caller, request, lambda: reopen_turn(server, caller, session_id, body, scope_of(request, caller))
+    )
+
+
+@router.post("/sessions/{session_id}/retry", response_model=AnswerShape, operation_id="retry")
+@handles_idempotency_itself
+async def retry(caller: Writer, request: Request, session_id: str, body: RetryBody) -> Response:
+    """Continue the last turn, if it failed or was cancelled. Replies and results that it has are used."""
+    server: Server = request.app.state.server
+    return await _continue_turn(
+        caller, request, lambda: retry_turn(server, caller, session_id, body, scope_of(request, caller))
+    )
+
+
+async def _continue_turn(
+    caller: Caller, request: Request, reopen: Callable[[], tuple[Log, AdmittedRun | None]]
+) -> Response:
+    """Open a turn with `reopen` on a thread, and wait for its answer."""
+    server: Server = request.app.state.server
     with server.limits.runs.hold(caller.key_id):
         waiter = RunWaiter(server)
-        log, run = await off_thread(reopen_turn, server, caller, session_id, body, scope_of(request, caller))
+        log, run = await off_thread(reopen)
         if run is None:
             return json_response(serializers.NOTHING_TO_RESUME)
         waiter.begin(caller.store, log, run.run_id)

@@ -198,6 +198,11 @@ class ResumeBody(Act):
     reason: Text | None = None
 
 
+class RetryBody(Act):
+    agent_id: Text | None = None
+    max_steps: Count | None = Field(default=None, description="The limit of model calls of the whole turn.")
+
+
 class CancelBody(RequestBody):
     """There is nothing to say."""
 

@@ -23,7 +23,7 @@ from holdfast.server.schemas.sent_messages import Message
 from holdfast.session.compliance import Erased as LibraryErased
 from holdfast.session.compliance import Redacted as LibraryRedacted
 from holdfast.session.facts import Fact as LibraryFact
-from holdfast.session.turns import Unfinished as LibraryUnfinished
+from holdfast.session.recovery import Unfinished as LibraryUnfinished
 from holdfast.turn.replay import Difference as LibraryDifference
 from holdfast.turn.response import Pending as LibraryPending
 from holdfast.turn.sent_context import Context as LibraryContext
