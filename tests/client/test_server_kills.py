@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import AsyncClient, Client
-from tests.kit.servers import TOKEN, ServerProcess
+from tests.kit.server_process import TOKEN, ServerProcess
 
 APP = '''
 import time

@@ -7,78 +7,90 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast import Session
-from tests.properties.model import Refused
-from tests.properties.table import GONE, STATE, WORDS, Table, World, as_heard, heard
+from tests.properties.expected_sessions import Refused
+from tests.properties.store_comparison import (
+    NOT_FOUND,
+    STATE_NAMES,
+    WORDS,
+    StoreComparison,
+    StoreSide,
+    list_expected_messages,
+    list_messages,
+)
 
 SCOPES = ("session", "user", "app", "temp")
 
 
-class Questions(Table):
+class ReadOperations(StoreComparison):
     """Asking sessions and stores what the model knows the answer to."""
 
-    def look(self) -> None:
+    def read_field(self) -> None:
         """Ask a session something that the model knows the answer to."""
-        (place, held), rng = self.one(), self.rng
-        told, now = held.told, held.told.now
+        (place, model_session), rng = self.choose_session(), self.rng
+        model_log, now = model_session.log, model_session.log.latest
         visible = now.visible
         limit, role = rng.choice((0, 1, 3, 100)), rng.choice((None, None, "user", "tool"))
-        wanted, seq = rng.sample(WORDS, k=rng.randint(1, 2)), rng.randint(0, told.head + 1)
+        wanted, seq = rng.sample(WORDS, k=rng.randint(1, 2)), rng.randint(0, model_log.head + 1)
         of_role = [s for s in visible if role in (None, s.role)]
         hits = [s for s in visible if set(wanted) <= set(s.text.split())]
+        last_of_role = list_expected_messages(of_role[-limit:] if limit else [])
+        last_hits = list_expected_messages(hits[-limit:] if limit else [])
         questions: tuple[tuple[str, Callable[[Session], Any], Any], ...] = (
-            ("messages", lambda s: heard(s.messages), as_heard(visible)),
+            ("messages", lambda s: list_messages(s.messages), list_expected_messages(visible)),
             ("len", len, len(visible)),
-            ("history", lambda s: heard(s.history(limit, role)), as_heard(of_role[-limit:] if limit else [])),
-            ("search", lambda s: heard(s.search(" ".join(wanted), limit)), as_heard(hits[-limit:] if limit else [])),
+            ("history", lambda s: list_messages(s.history(limit, role)), last_of_role),
+            ("search", lambda s: list_messages(s.search(" ".join(wanted), limit)), last_hits),
             ("status", lambda s: s.status, now.status),
-            ("head", lambda s: s.head, told.head),
+            ("head", lambda s: s.head, model_log.head),
             ("title", lambda s: s.title, now.fields.get("title")),
             ("metadata", lambda s: s.metadata, now.fields.get("metadata") or {}),
-            ("verify", lambda s: (bool(s.verify()), s.verify().checked), (True, told.head)),
+            ("verify", lambda s: (bool(s.verify()), s.verify().checked), (True, model_log.head)),
             ("usage", lambda s: s.to_dict()["usage"], dict(now.usage)),
             ("state", lambda s: s.state, dict(now.state)),
-            ("state_at", lambda s: s.state_at(seq), dict(told.points[min(seq, told.head)].state)),
+            ("state_at", lambda s: s.state_at(seq), dict(model_log.points[min(seq, model_log.head)].state)),
             ("facts", lambda s: {f.id: f.text for f in s.facts.all()}, {id: f["text"] for id, f in now.facts.items()}),
             ("system", lambda s: s.system, now.fields.get("system")),
-            ("parent", lambda s: s.parent, self.shelf.name_of(told.parent)),
-            ("forks", lambda s: [fork.id for fork in s.forks()], self.shelf.forks_of(told)),
+            ("parent", lambda s: s.parent, self.tenant.name_of(model_log.parent)),
+            ("forks", lambda s: [fork.id for fork in s.forks()], self.tenant.forks_of(model_log)),
         )  # fmt: skip
         name, ask, answer = rng.choice(questions)
         expected: Callable[[], Any] | None = lambda: answer  # noqa: E731
-        if told.deleted:  # what needs no head is read from what is left, if anything is: only the stores must agree
+        if (
+            model_log.deleted
+        ):  # what needs no head is read from what is left, if anything is: only the stores must agree
             expected = None
-        self.act(f"{name} of {self.shelf.name_of(told)!r}", lambda world: ask(world.held[place]), expected)
+        self.compare(f"{name} of {self.tenant.name_of(model_log)!r}", lambda side: ask(side.sessions[place]), expected)
 
-    def look_at_state(self) -> None:
-        (place, held), rng = self.one(), self.rng
-        name, scope = rng.choice(STATE), rng.choice(SCOPES)
+    def read_state(self) -> None:
+        (place, model_session), rng = self.choose_session(), self.rng
+        name, scope = rng.choice(STATE_NAMES), rng.choice(SCOPES)
 
         def expected() -> Any:
-            values = held.told.now.state if scope == "session" else self._scope(held, scope)
+            values = model_session.log.latest.state if scope == "session" else self._find_scope(model_session, scope)
             return values.get(name, "default")
 
-        self.act(
+        self.compare(
             f"get_state({name!r}, {scope!r})",
-            lambda world: world.held[place].get_state(name, scope=scope, default="default"),
-            None if held.told.deleted and scope == "session" else expected,
+            lambda side: side.sessions[place].get_state(name, scope=scope, default="default"),
+            None if model_session.log.deleted and scope == "session" else expected,
         )
 
-    def look_at_events(self) -> None:
-        (place, held), rng = self.one(), self.rng
+    def read_events(self) -> None:
+        (place, model_session), rng = self.choose_session(), self.rng
         asked: dict[str, Any] = {"limit": rng.choice((None, 0, 2, 50))}
         if rng.random() < 0.5:
-            asked["after"] = rng.randint(0, held.told.head + 1)
+            asked["after"] = rng.randint(0, model_session.log.head + 1)
         if rng.random() < 0.5:
             asked["types"] = rng.choice(("message.added", ["state.set", "turn.started"]))
         if rng.random() < 0.3:
-            start = self.worlds[0].store.clock.now()
-            for world in self.worlds[1:]:
-                world.store.clock.now()
+            start = self.sides[0].store.clock.now()
+            for side in self.sides[1:]:
+                side.store.clock.now()
             asked["since"] = datetime.fromtimestamp((start - rng.randint(0, 200_000)) / 1e6, UTC)
-        self.act(f"events({asked})", lambda world: world.held[place].events(**asked))
+        self.compare(f"events({asked})", lambda side: side.sessions[place].events(**asked))
 
-    def look_at_list(self) -> None:
-        rng, shelf = self.rng, self.shelf
+    def read_list(self) -> None:
+        rng, shelf = self.rng, self.tenant
         asked: dict[str, Any] = {
             "user_id": rng.choice((None, None, "u1")),
             "app_name": rng.choice((None, None, "ü/2")),
@@ -88,28 +100,28 @@ class Questions(Table):
         }
 
         def expected() -> list[str]:
-            names = shelf.made[::-1]
+            names = shelf.live_names[::-1]
             if asked["after"] is not None:
                 if asked["after"] not in names:
                     raise Refused("invalid_argument")
                 names = names[names.index(asked["after"]) + 1 :]
             found = []
             for name in names:
-                told = shelf.names[name]
-                mine = {"user_id": told.user_id, "app_name": told.app_name, "status": told.now.status}
+                model_log = shelf.names[name]
+                mine = {"user_id": model_log.user_id, "app_name": model_log.app_name, "status": model_log.latest.status}
                 if all(asked[key] in (None, value) for key, value in mine.items()):
                     found.append(name)
             return found[: asked["limit"]]
 
-        self.act(f"list({asked})", lambda world: [s.id for s in Session.list(store=world.store, **asked)], expected)
+        self.compare(f"list({asked})", lambda side: [s.id for s in Session.list(store=side.store, **asked)], expected)
 
-    def look_at_two(self) -> None:
-        (place, held), (other, second) = self.one(), self.one()
+    def compare_two(self) -> None:
+        (place, model_session), (other, second) = self.choose_session(), self.choose_session()
 
         def expected() -> list[int]:
-            if held.told.deleted or second.told.deleted:
-                raise Refused(GONE)
-            mine, theirs = held.told.now.visible, second.told.now.visible
+            if model_session.log.deleted or second.log.deleted:
+                raise Refused(NOT_FOUND)
+            mine, theirs = model_session.log.latest.visible, second.log.latest.visible
             common = 0
             while common < min(len(mine), len(theirs)) and (
                 (mine[common].seq, mine[common].content) == (theirs[common].seq, theirs[common].content)
@@ -117,26 +129,30 @@ class Questions(Table):
                 common += 1
             return [common, len(mine) - common, len(theirs) - common]
 
-        def act(world: World) -> list[int]:
-            found = world.held[place].compare(world.held[other])
+        def act(side: StoreSide) -> list[int]:
+            found = side.sessions[place].compare(side.sessions[other])
             return [len(found.common), len(found.mine), len(found.theirs)]
 
-        self.act("compare()", act, expected)
+        self.compare("compare()", act, expected)
 
-    def ask_nonsense(self) -> None:
+    def pass_bad_arguments(self) -> None:
         """Bad input raises the named error, and stores nothing."""
-        place, held = self.one()
-        what, act = self.rng.choice(NONSENSE)
-        self.act(f"nonsense: {what}", lambda world: act(world.held[place]), None if held.told.deleted else _nonsense)
-        if not held.told.deleted:
-            self.act("head", lambda world: world.held[place].head, lambda: held.told.head)
+        place, model_session = self.choose_session()
+        what, act = self.rng.choice(BAD_ARGUMENTS)
+        self.compare(
+            f"nonsense: {what}",
+            lambda side: act(side.sessions[place]),
+            None if model_session.log.deleted else _expect_refusal,
+        )
+        if not model_session.log.deleted:
+            self.compare("head", lambda side: side.sessions[place].head, lambda: model_session.log.head)
 
 
-def _nonsense() -> Any:
+def _expect_refusal() -> Any:
     raise Refused("invalid_argument")
 
 
-NONSENSE: tuple[tuple[str, Callable[[Session], Any]], ...] = (
+BAD_ARGUMENTS: tuple[tuple[str, Callable[[Session], Any]], ...] = (
     ("negative limit", lambda s: s.history(limit=-1)),
     ("limit of another type", lambda s: s.events(limit="3")),  # type: ignore[arg-type]
     ("unknown role", lambda s: s.history(role="robot")),
