@@ -93,7 +93,7 @@ def durable_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    """A way to open a fresh database, in whatever process."""
+    """A function that opens a fresh database, from any process."""
     if request.param == "sqlite":
         yield lambda: SQLiteStore(tmp_path / "log.db")
         return

@@ -1,4 +1,4 @@
-"""The commands, through the front door."""
+"""The commands, run as processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdfast keys`, through the front door."""
+"""`holdfast keys`, run as a process."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_a_cancelled_run_raises_in_the_client_that_waits_for_it(client: Client, 
 
 
 class ScriptedHandler(BaseHTTPRequestHandler):
-    """Gives the answers it was told to give, one a request, then the last one again."""
+    """Gives the answers of its script, one for each request, and then repeats the last one."""
 
     script: list[tuple[int, dict[str, str], bytes]] = []
     seen: list[tuple[str, str | None]] = []

@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of an answer: the client waits for it, and is told the rest."""
+"""A server that is killed in the middle of an answer: the client waits for it and reads the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames as events: whatever a broken connection makes a server tell again, a reader is told once."""
+"""Frames as events: a reader gets each event once, also if a server repeats frames after a broken connection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_message_start(tail: RunTail, step: int = 1, id: str = "") -> list[Any]:
 
 
 def read_block(tail: RunTail, text: str, *, stop: bool = True) -> list[Any]:
-    """A block as a server tells a reply that it did not hear delta by delta."""
+    """Read a block in one delta, as a server sends a reply whose deltas it does not have."""
     found = read_frame(tail, "content_block_start", index=0, content_block={"type": "text", "text": ""})
     found += read_frame(tail, "text_delta", text=text, index=0)
     return found + (read_frame(tail, "content_block_stop", index=0) if stop else [])

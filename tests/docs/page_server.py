@@ -1,4 +1,4 @@
-"""`holdfast serve` as the pages start it: a real process, through the front door, on a free port."""
+"""`holdfast serve` as the pages start it: a real process on a free port."""
 
 from __future__ import annotations
 

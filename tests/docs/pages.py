@@ -23,7 +23,7 @@ from tests.docs.page_server import HOLDFAST, PAGES_SAY, PATIENCE, PageServer
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 KINDS = ("python", "text", "sh", "console", "sql")
-QUIET = 1.0  # seconds after which a stream that goes on for ever has told what there is
+QUIET = 1.0  # seconds after which a stream that goes on for ever counts as complete
 _FILE = re.compile(r"# (\w+\.py)\n")
 _RUN_ID = re.compile(r'"run_id":"(\w+)"')
 
@@ -76,7 +76,7 @@ class Page:
             assert _RUN_ID.findall(self._shell(code)) == _RUN_ID.findall(self._printed) != [], code
 
     def _shell(self, code: str) -> str:
-        """What bash prints. What goes on for ever is interrupted, as the page tells its reader to do."""
+        """Run a script with bash and return what it prints. A command without an end is interrupted, as on the page."""
         goes_on = "/events" in code and "curl -N" in code
         with (self.folder / "out").open("w+") as out:
             process = subprocess.Popen(
@@ -145,7 +145,7 @@ class Page:
 
 
 def matches_page(expected: str, printed: str) -> bool:
-    """Whether a page tells the truth; `…` stands for anything."""
+    """Whether the printed text is what the page says; `…` stands for any text."""
     pattern = ".*".join(re.escape(part) for part in expected.split("…"))
     return expected == printed or re.fullmatch(pattern, printed.rstrip("\n") + "\n", re.DOTALL) is not None
 

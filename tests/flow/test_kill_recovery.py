@@ -128,5 +128,5 @@ class TestShared:
             messages = session.messages
             assert [message.role for message in messages] == ["user", "assistant"] * 10
             for question, answer in zip(messages[::2], messages[1::2], strict=True):
-                assert answer.author == question.text.split()[0]  # nobody answered in between
+                assert answer.author == question.text.split()[0]  # no other agent answered in between
             assert find_session_faults(store, session) == []

@@ -1,7 +1,7 @@
-"""What dying processes do, step by step, and a model that says what must be there after the first n steps.
+"""The steps of a process that is killed, and a model of what a store must hold after the first n steps.
 
-Every step is all or nothing. So whatever happens, a store holds what the model holds after the steps that were
-acknowledged, or that and the one step after them: anything less is a loss, anything else a duplicate or a torn write.
+Every step is all or nothing. So after a kill a store holds what the model holds after the acknowledged steps, or after
+one step more. Less is a loss; anything else is a duplicate or a torn write.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 @dataclass
 class ExpectedSession:
-    """A session as the model knows it."""
+    """What the model expects of one session."""
 
     head: int
     texts: list[str] = field(default_factory=list)
@@ -145,7 +145,7 @@ def _make_bytes(number: int) -> bytes:
 
 
 class Workspace:
-    """A store, and the part of it that one workload works on."""
+    """A store, and the sessions in it whose names begin with the name of one workload."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.store, self.name = store, name
@@ -196,7 +196,7 @@ class Workspace:
                 session.search(WORD)
 
     def read_content(self) -> StoreContent:
-        """Everything that can be seen of the workload."""
+        """Everything that a user can read of the workload."""
         infos = self.store.sessions(user_id=self.name, limit=1000)
         cart = self.store.find("entity.Cart", self.name)
         seen = self.store.find("user", self.name)
@@ -243,7 +243,7 @@ def _describe_message(message: Message) -> str:
 
 
 def wait_for_other_connections(store: Store) -> None:
-    """Wait until a server has noticed that its clients are gone: what a dead one asked for last may still happen."""
+    """Wait until a server has closed the connections of dead clients: their last statement may still be executed."""
     if isinstance(store, PostgresStore):
         own = [db.info.backend_pid for db in store.server._idle]
         while store.server.fetch(OTHERS, (own,)):
@@ -270,7 +270,7 @@ def find_damage(store: Store) -> list[str]:
 
 
 def list_every_step() -> list[Step]:
-    """Every kind of step at least once, in few steps: for what must be tried at each point of it."""
+    """A short list with every kind of step, for tests that repeat it at each crash point."""
     model = ExpectedStore()
     todo: list[Step] = []
 
@@ -365,7 +365,7 @@ class Verdict:
     """What was found after `done` steps were acknowledged."""
 
     failures: list[str]
-    unacknowledged: bool = False  # the step after them was stored, but nobody was told
+    unacknowledged: bool = False  # the step after them was stored, but not acknowledged
 
 
 def compare_with_model(
@@ -405,7 +405,7 @@ def compare_with_model(
 def _repeat_cut_step(
     workspace: Workspace, rest: Sequence[Step], *, unacknowledged: bool, after: StoreContent
 ) -> list[str]:
-    """The client that heard nothing asks again: with a key blindly, without one after it looked."""
+    """Repeat the step without an answer: with a key at once, without a key only if the step is missing."""
     for step in rest:
         if step.key is not None or not unacknowledged:
             workspace.perform(step)
@@ -415,7 +415,7 @@ def _repeat_cut_step(
 
 
 def _repeat_answered_step(workspace: Workspace, done: Sequence[Step], *, after: StoreContent) -> list[str]:
-    """The last step with a key, long since answered, comes once more."""
+    """Repeat the last acknowledged step that has a key; nothing may change."""
     keyed = [step for step in done if step.key is not None and step.on in after["sessions"]]
     for step in keyed[-1:]:
         workspace.perform(step)

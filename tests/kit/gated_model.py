@@ -1,4 +1,4 @@
-"""A model that speaks when a test lets it."""
+"""A model that sends a piece of text only when a test allows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATIENCE = 30.0
 
 
 class GatedModel:
-    """Says one text, again and again, a piece each time that it is let."""
+    """Sends the same text at each request, one piece for each piece that the test allows."""
 
     name, provider, context_window = "drip", "test", 128_000
 

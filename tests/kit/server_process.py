@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 TOKEN = "a-token-of-these-proofs-only"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 PATIENCE = 60.0  # seconds for what takes about one
-# Told to die with the thread that starts it, where that can be told: a proof that is killed cleans nothing up.
+# Where the system allows it, the process dies with the thread that starts it: a killed proof cleans nothing up.
 COMMAND = """
 import ctypes, sys
 if sys.platform == "linux":
@@ -199,7 +199,7 @@ class RawConnection:
         self._socket.sendall(self.request[part])
 
     def reset(self) -> None:
-        """Close at once: what was not read is gone, and the other side is told so."""
+        """Close at once with a reset: unread bytes are dropped, and the other side gets an error."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 

@@ -158,7 +158,7 @@ class TestPostgresServer:
             pid, port, directory = server.pid, server.port, server.directory
         assert is_refused(port)
         assert not directory.exists()
-        with pytest.raises(ProcessLookupError):  # not even a zombie
+        with pytest.raises(ProcessLookupError):  # not even as a zombie process
             os.kill(pid, 0)
         server.stop()
         with pytest.raises(PostgresFailed):

@@ -230,7 +230,7 @@ class TestFaultVFS:
 
 
 class TestFaultsAtEveryIndex:
-    """Whatever fails, wherever: a defined error, and every row that was acknowledged."""
+    """A failure of any operation gives a defined error, and every acknowledged row is kept."""
 
     @pytest.mark.parametrize(
         ("op", "error", "prefix", "code"),

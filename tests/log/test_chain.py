@@ -1,4 +1,4 @@
-"""The chain: whatever is done to the rows of a log, the first event that is not as it was is named."""
+"""The chain: after any change to the rows of a log, verification names the first changed event."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def forget(store: Store) -> None:
 def redact(store: Store) -> None:
     try:
         open_session(store).redact(2, reason="r")
-    except InvalidArgument:  # it was done by the one who died, up to its memories
+    except InvalidArgument:  # the killed process did it, except for the memories
         pass
 
 

@@ -263,7 +263,7 @@ def test_an_update_may_drop_or_move_the_expiry(clock: FixedClock) -> None:
     memory.store("j", "first", expires=10)
     memory.store("j", "second", expires=1000)
     clock.sleep(11)
-    memory.store("other", "something else")  # buries the expired versions, which nobody saw any more
+    memory.store("other", "something else")  # erases the expired versions, which no reader could see
     assert list_keys(memory.list()) == ["j", "k", "other"]
     clock.sleep(1000)
     assert list_keys(memory.list()) == ["k", "other"]

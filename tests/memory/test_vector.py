@@ -134,7 +134,7 @@ def test_what_is_forgotten_or_erased_leaves_the_cache(store: Store) -> None:
     memory.store("b", "headache")
     assert len(memory.search("pain")) == 2
     assert sum(len(read.vectors) for read in service._vectors._entries.values()) == 2
-    other.forget("a")  # somebody else, who does not know this cache
+    other.forget("a")  # another service, which does not know this cache
     assert list_keys(memory.search("pain")) == ["b"]
     assert sum(len(read.vectors) for read in service._vectors._entries.values()) == 1
     Session.erase_user("u", reason="request", actor="dpo", store=store)

@@ -26,7 +26,7 @@ USAGE = {
 
 @dataclass(frozen=True)
 class Reply:
-    """What a provider is to say."""
+    """A reply of a provider, before it is encoded."""
 
     text: str = "Hello, wörld 🙂!"
     thinking: str = ""

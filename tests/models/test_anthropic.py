@@ -130,7 +130,7 @@ def test_users_and_assistant_take_turns() -> None:
     assert list_turns(Message.user("a"), Message.user("b"), Message.assistant("c"), Message.assistant("d")) == [
         ("user", ["text", "text"]),
         ("assistant", ["text", "text"]),
-        ("user", ["text"]),  # nobody may end with the assistant
+        ("user", ["text"]),  # a request may not end with the assistant
     ]
     assert list_turns(Message.assistant("a"), Message.user("b"))[0] == ("user", ["text"])
 

@@ -1,4 +1,4 @@
-"""What both decoders promise, whatever arrives in whatever pieces."""
+"""What both decoders promise for any bytes in any pieces."""
 
 from __future__ import annotations
 

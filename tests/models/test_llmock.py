@@ -1,4 +1,4 @@
-"""The same faults from somebody else's hands: llmock, which also judges how the client behaved."""
+"""The same faults from another implementation: llmock, which also checks how the client behaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Providers by name, what configures them, and when what is missing is told."""
+"""Providers by name, what configures them, and when a missing setting is reported."""
 
 from __future__ import annotations
 

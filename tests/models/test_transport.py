@@ -269,7 +269,7 @@ def test_silence_is_a_timeout(provider: Provider, wire: str, ask: Ask, clock: Re
     provider.enqueue(make_cut_reply(Reply(), 1, "hold"), make_cut_reply(Reply(), 1, "hold"))
     with pytest.raises(ProviderTimeout, match=r"0\.05 s"):
         ask(model, HI)
-    assert len(clock.slept) == 1  # nothing was told, so it was asked again
+    assert len(clock.slept) == 1  # no event was yielded, so the request was repeated
     provider.enqueue(make_cut_reply(Reply(), 5, "hold"), make_cut_reply(Reply(), 5, "hold"))
     with pytest.raises(ProviderTimeout):
         ask(model, HI)

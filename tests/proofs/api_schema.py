@@ -1,6 +1,6 @@
-"""B11: schemathesis reads what the server says about itself, and holds it to its word.
+"""B11: schemathesis reads the server's OpenAPI document and checks that the server does what it says.
 
-Most requests name a session, an agent, a fact or a run that is there: a service that knows nobody answers 404 to
+Most requests name a session, an agent, a fact or a run that is there: a server without data answers 404 to
 everything, and conforms. Frames of a stream are checked here down to their JSON, which no validator does by itself.
 """
 
@@ -29,7 +29,7 @@ SSE = "text/event-stream"
 
 
 class KnownIds:
-    """Ids of what there is."""
+    """Ids of sessions, agents, facts and runs that exist."""
 
     def __init__(self, server: SecuredServer, rng: random.Random) -> None:
         self._server, self._rng = server, rng
@@ -171,7 +171,7 @@ class Conformance:
 
 # A session may be called "import": its methods are allowed there as well.
 SHARED_ADDRESS = {"include-path": "/sessions/import", "checks": {"allow_header_conformance": {"enabled": False}}}
-# What no schema can say is a 400 as well: an event that is not there, a tool that nobody has, an export that is forged.
+# What no schema can say is a 400 as well: an event that is not there, a tool that no agent has, a forged export.
 EXPECTED: dict[str, Any] = {
     "positive_data_acceptance": {"expected-statuses": ["2xx", "400", "401", "403", "404", "409", "429"]}
 }

@@ -5,8 +5,8 @@ What is altered is drawn from a seed; what must be named is the first event that
 may also answer with a clear error, because what does not open cannot be checked further. The control: nothing is
 noticed where nothing was altered.
 
-One alteration leaves no trace in a log: a tail that is cut off together with the head's number and hash. It is noticed
-by whoever kept an export, and that is how it is proved here.
+One alteration leaves no trace in a log: a tail that is cut off together with the head's number and hash. Only
+an earlier export shows it, and that is how it is proved here.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AlteredLog(NamedTuple):
 
 
 class RawDatabase(Protocol):
-    """A database, used by somebody who is not us."""
+    """A database, read and written without holdfast."""
 
     def read_log(self, number: int) -> LogCopy: ...
     def write_log(self, number: int, log_copy: LogCopy) -> None: ...
@@ -329,7 +329,7 @@ def _replace_row(log_copy: LogCopy, at: int, row: StoredEvent) -> LogCopy:
 
 @dataclass(frozen=True, slots=True)
 class AuditedDatabase:
-    """A database with specimens, and its back door."""
+    """A database with sessions, and a connection that bypasses holdfast."""
 
     name: str
     store: Store
@@ -421,13 +421,13 @@ def _list_readers(place: AuditedDatabase, number: int, alteration: AlteredLog) -
         shared = dict(session.log.ancestry).get(number)
         if shared is not None and alteration.first is not None and alteration.first <= shared:
             found.append(session)
-    if alteration.residue and not found:  # its own log was deleted: whoever still reads it has the record
+    if alteration.residue and not found:  # its own log was deleted: a session that still reads it has the record
         found = [session for session in place.sessions if number in dict(session.log.ancestry)]
     return found
 
 
 def find_unnoticed(session: Session, alteration: AlteredLog, *, encrypted: bool, counts: Counter[str]) -> str | None:
-    """None if `verify` tells of it."""
+    """None if `verify` reports the alteration."""
     try:
         verdict = session.verify()
     except AgentError as error:

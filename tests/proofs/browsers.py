@@ -1,8 +1,8 @@
-"""B14: what a page in somebody's browser can send to a server on loopback. Nothing of it is accepted.
+"""B14: what a page in a browser can send to a server on loopback. Nothing of it is accepted.
 
 Accepted means: something changed, or the page can read the answer. A page reads what comes from its own origin, which a
 name that is made to point here gives it, and what the server allows it to read. What counts is the server with --open,
-which asks nobody for a key; the others get the key as well, as if the page had it.
+which asks for no key; the others get the key as well, as if the page had it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Attempt:
     target: str
     headers: tuple[tuple[str, str], ...]
     body: bytes = b""
-    can_read: bool = False  # whatever the answer allows: the page believes that it is at home
+    can_read: bool = False  # also if the answer does not allow it: for the browser the page has the same origin
 
     def encode(self, port: int, key: str | None) -> bytes:
         headers = [(name, value.replace("PORT", str(port))) for name, value in self.headers]
@@ -235,7 +235,7 @@ def list_websockets() -> Iterator[Attempt]:
 
 
 class BrowserAttack:
-    """Attempts on one house."""
+    """The attempts of browsers on one server."""
 
     def __init__(self, server: SecuredServer, key: str | None) -> None:
         self._server, self._key = server, key

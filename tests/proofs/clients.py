@@ -1,7 +1,7 @@
-"""Clients of real servers: each asks under a key, again and again, until it is answered, and knows what it was told.
+"""Clients of real servers: each repeats a request under its key until it gets an answer, and records that answer.
 
-What they were told is compared with the log afterwards: each key has one question and one answer there, in the order in
-which its client asked, whatever happened to servers, connections and databases meanwhile.
+The answers are compared with the log afterwards: each key has one question and one answer there, in the order in
+which its client asked, also if servers, connections or databases failed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tests.proofs.turns import find_session_faults
 
 APP = Path(__file__).with_name("killed_server_app.py")
 CLIENTS = 8
-STUCK = 90.0  # seconds: nobody waits so long for an answer that takes a fraction of one
+STUCK = 90.0  # seconds: an answer takes a fraction of a second, so this long a wait is a hang
 CONNECTION_ERRORS = (httpx2.TransportError, OSError)  # the server, or the way to it
 
 
 def open_url(url: str) -> Store:
-    """The store behind a URL, for one who looks on."""
+    """Open the store behind a URL, to read it beside the server."""
     return SQLiteStore(url.removeprefix("sqlite:///")) if url.startswith("sqlite") else PostgresStore(url)
 
 
 @dataclass
 class KeyedRequest:
-    """A key, and what came of it."""
+    """A request under an idempotency key, and whether it was answered."""
 
     key: str
     session: str
     text: str
-    answered: bool = False  # the client was told
+    answered: bool = False  # the client got the answer
 
 
 @dataclass
@@ -61,7 +61,7 @@ class ClientLoad:
     added: list[KeyedRequest] = field(default_factory=list)
     statuses: Counter[Any] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    impatience: float = STUCK  # seconds after which a client asks again, maybe somebody else
+    impatience: float = STUCK  # seconds after which a client asks again, maybe another server
     longest: float = 0.0  # seconds from the first attempt of a key to its answer
     refused: Callable[[str, int], bool] = lambda code, status: status == 503  # what may be tried again
 
@@ -95,7 +95,7 @@ class ClientLoad:
             thread.join()
 
     def wait_for_answers(self) -> float:
-        """Wait until every client has been told something new; how long that took."""
+        """Wait until every client has a new answer; returns the seconds that it took."""
         began, before = time.monotonic(), list(self._answers)
         while any(now == then for now, then in zip(self._answers, before, strict=True)):
             if time.monotonic() - began > STUCK or not any(thread.is_alive() for thread in self._threads):
@@ -124,7 +124,7 @@ class ClientLoad:
                     self._add(client, KeyedRequest(f"added {me}-{number}", asked.session, f"note {me}-{number}"), rng)
 
     def _ask(self, client: httpx2.Client, asked: KeyedRequest, rng: random.Random) -> None:
-        """Ask until there is an answer; a connection that breaks tells nothing."""
+        """Ask until there is an answer; a broken connection says nothing about the result."""
         began = time.monotonic()
         while not asked.answered:
             if time.monotonic() - began > STUCK:
@@ -224,8 +224,8 @@ class ClientLoad:
 
 
 def compare_with_store(url: str, load: ClientLoad, effects: Path, others: Sequence[str] = ()) -> list[str]:
-    """Compare what clients were told with what is there, once nobody is at work any more; `others` are sessions in
-    which somebody else asked."""
+    """Compare the answers of the clients with the store after all runs have ended; `others` are sessions of other
+    clients."""
     failures = list(load.failures)
     with open_url(url) as store:
         for name in load.sessions:

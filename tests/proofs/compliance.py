@@ -1,8 +1,8 @@
 """B20 and B2 for what is kept: pruning, redaction, erasure, retention and keys, interleaved, raced and killed.
 
-The histories and the model they are held against are in `properties.keeping`. What must stay true: the log never
-changes but for what is erased, the view is what the model says, nothing that is gone comes back, and whoever is killed
-leaves the state before or the state after.
+The histories and their model are in `tests.properties.compliance`. What must stay true: the log never changes but for
+what is erased, the view is what the model says, nothing that is gone comes back, and a killed process leaves the state
+before or the state after.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class CompactionRace:
                 places.setdefault(event.data["text"], []).append(event.seq)
         counts = {text: len(places.get(text, ())) for text in self.acknowledged}
         found += [f"{text!r} is {times} times in the log" for text, times in counts.items() if times != 1]
-        # A cut names what it drops, and an undo what it brings back: whatever nobody dropped is in the view.
+        # A cut names what it drops, and an undo what it brings back: what no cut dropped is in the view.
         dropped: set[int] = set()
         for event in events:
             if event.type in ("view.pruned", "view.compacted"):
@@ -268,7 +268,7 @@ class RedactionRace:
         while not self._done:
             session.prune("summarize_old", threshold=3)
             session.undo_prune()
-            time.sleep(self.pause)  # a redaction needs a moment in which nobody writes to any of them
+            time.sleep(self.pause)  # a redaction needs a moment without writers
         session.prune("summarize_old", threshold=3)
 
     def _fork(self) -> None:
@@ -386,7 +386,7 @@ IN_STEPS = ("erasure of a user", "sweep")  # one session after the other
 
 
 def sweep_until_idle(store: Store) -> list[str]:
-    """Sweep until nobody else is at it: the lease of one who died ends by itself."""
+    """Sweep until no other sweeper works: the lease of a dead sweeper ends by itself."""
     purged: list[str] = []
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:

@@ -40,7 +40,7 @@ def make_scratch_directory(*, memory: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def shorten_leases(seconds: float) -> Iterator[None]:
-    """For processes that outlive what broke their work: nobody can tell that they gave up, so their leases must end."""
+    """For processes that outlive a broken turn: no other process sees that they gave up, so their leases must end."""
     before = os.environ.get("HOLDFAST_LEASE_SECONDS")
     os.environ["HOLDFAST_LEASE_SECONDS"] = str(seconds)
     try:
@@ -54,7 +54,7 @@ def shorten_leases(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def make_openers(*, durable: bool) -> Iterator[dict[str, Callable[[], Opener]]]:
-    """For each durable store, a way to get a fresh database: a function that opens it, in whatever process."""
+    """For each durable store, a way to get a fresh database: a function that opens it, from any process."""
     with make_scratch_directory(memory=not durable) as directory, PostgresServer(durable=durable) as server:
         numbers = count()
 
@@ -89,7 +89,7 @@ def kill_children(opener: Opener, seed: str, cycles: range) -> tuple[int, int, l
     """Kill a child per cycle, all of them in one database: how much was acknowledged, how much not, what is wrong."""
     acknowledged = unacknowledged = 0
     failures: list[str] = []
-    opener().close()  # so that the first child does not spend its life on the schema; `crash_points` kills it there
+    opener().close()  # so that the first child does not spend its time on the schema; `crash_points` kills it there
     for cycle in cycles:
         name, own = f"c{cycle}", f"{seed} {cycle}"
         end = run_in_child(

@@ -40,7 +40,7 @@ class InjectedFault(StoreError):
 
 @dataclass(slots=True)
 class PlannedFault:
-    """A fault at the n-th opportunity; `landed` tells whether the write it hit took place."""
+    """A fault at the n-th opportunity; `landed` says whether the write it hit took place."""
 
     at: int
     seen: int = 0
@@ -233,7 +233,7 @@ def read_store(store: Store, *, heads: bool = False) -> dict[str, Any]:
 
 
 def find_unsound(store: Store) -> list[str]:
-    """Whatever is half there: rows that the projections do not know of, or the other way round."""
+    """Find what is stored in part: rows without their projection, or projections without their rows."""
     found: list[str] = []
     for id in store.list_sessions():
         found += find_complaints(store, store.require("session", id), past=False)

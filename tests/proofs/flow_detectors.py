@@ -88,7 +88,7 @@ def _run_branches(seed: int) -> list[str]:
 
 
 def _run_late_tool() -> list[str]:
-    """An agent fails while the tools of another one are at work: what they come to is nobody's any more."""
+    """An agent fails while the tools of another one are at work: their results are dropped."""
     asked, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     @tool
@@ -120,7 +120,7 @@ def _run_late_tool() -> list[str]:
 
 
 def _run_handoffs(seed: int) -> list[str]:
-    """Whose a conversation is, and how it looks to whoever takes it over."""
+    """Which agent has a conversation, and what the agent that takes it over sees of it."""
     store = MemoryStore()
     heard: list[tuple[str, str]] = []
 

@@ -1,10 +1,10 @@
-"""B2 for flows: processes killed at every crash point of a run of several agents, and whoever goes on.
+"""B2 for flows: processes killed at every crash point of a run of several agents, and resumed by other processes.
 
 The flow has agents in order, at the same time, in rounds and behind a handoff, and one that is called as a tool.
-Every question to a model and every start of a tool leaves a file, so that what happened is known from outside,
-whatever the log says. What must stay true: an agent that the log says is over is not asked again, nor is one that had
-replied; a tool that has a result does not run again; and what the whole comes to is what it comes to when nobody
-dies.
+Every question to a model and every start of a tool leaves a file, so that what happened is known
+without the log. What must stay true: an agent that the log says is over is not asked again, nor is one that had
+replied; a tool that has a result does not run again; and the result is the same as without
+a kill.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ EXPECTED = [
 
 @dataclass
 class CallTrace:
-    """Who was asked, and what ran, as files: made before anything can come of it."""
+    """Requests to models and starts of tools, as files that are written before the model or tool can answer."""
 
     directory: Path
     _count: Any = field(default_factory=count)
@@ -119,7 +119,7 @@ def make_flow(trace: CallTrace, report: Any = lambda _: None) -> BaseAgent:
 
 
 def make_asking_work(opener: Opener, name: str, trace: CallTrace, *, awaited: bool) -> Work:
-    """The process that is to die."""
+    """The work of the process that is killed: it asks the question."""
 
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
@@ -131,7 +131,7 @@ def make_asking_work(opener: Opener, name: str, trace: CallTrace, *, awaited: bo
 
 
 def make_finishing_work(opener: Opener, name: str, trace: CallTrace, *, awaited: bool) -> Work:
-    """Another process, which takes up what it finds; or asks, if nothing was stored."""
+    """The work of the next process: it resumes the turn, or asks if nothing was stored."""
 
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
@@ -178,7 +178,8 @@ def list_flow_points(opener: Opener) -> list[Point]:
 def kill_and_recover(
     opener: Opener, name: str, point: Point, later_deaths: Sequence[Point], rng: random.Random
 ) -> tuple[list[str], int]:
-    """Ask and die, recover and die, recover; then look at what is there. Gives what is wrong, and the later deaths."""
+    """Kill a process that asks, kill some that resume, let the last one finish; then check the session. Returns the
+    failures, and the number of later kills."""
     failures: list[str] = []
     deaths = 0
     with make_scratch_directory(memory=True) as directory:
@@ -208,7 +209,7 @@ MARK = "over"
 
 
 def _record_progress(opener: Opener, name: str, trace: CallTrace) -> list[str]:
-    """Note who is over, and which replies are stored, before the next process comes: it must not ask for them."""
+    """Record which agents are over and which replies are stored: the next process must not ask for them."""
     with opener() as store:
         wait_for_other_connections(store)
         session = Session.open(name, store=store)

@@ -1,4 +1,4 @@
-"""Detectors of seeded bugs at the front door: who is let in, from where, and to what. Small proofs in one process.
+"""Detectors of seeded bugs in authentication, authorization and origin checks. Small proofs in one process.
 
 They return what they found; nothing means all is well.
 """
@@ -68,7 +68,7 @@ def check_shared_state(caller: Caller, server: SecuredServer) -> Iterator[str]:
 
 
 def _detect_unguarded_route(seed: int) -> list[str]:
-    """A route that somebody forgot to guard."""
+    """A route without a declared permission."""
     with make_scratch_directory(memory=True) as directory:
         server = SecuredServer(directory, sessions=1)
         add_unguarded_route(server)
@@ -96,7 +96,7 @@ def check_unguarded_route(server: SecuredServer, caller: Caller) -> Iterator[str
 
 
 def _attack_from_browsers(seed: int) -> list[str]:
-    """What browsers send, to a server that asks nobody for a key."""
+    """What browsers send, to a server that asks for no key."""
     with (
         make_scratch_directory(memory=True) as directory,
         SecuredServer(directory, sessions=1, open=True, token=None) as server,

@@ -1,8 +1,8 @@
-"""B16, for the server: secrets planted everywhere a request has room for them, and looked for everywhere they could
+"""B16, for the server: secrets planted in every part of a request, and looked for everywhere they could
 come out: the log of a real process, answers that are errors, the numbers, and what the server says of itself.
 
-What somebody says to an agent is content: it may come back to them as content, but it is in no log and in no error that
-nobody expected. A key is in no answer at all.
+What a caller says to an agent is content: it may come back to the caller as content, but it is in no log and in no
+unexpected error. A key is in no answer at all.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class SecretSearch:
             self.failures.append(text)
 
     def search_logs(self) -> None:
-        """In everything that is not an answer to whoever planted it."""
+        """Search everything that is not an answer to the caller that planted the secret."""
         sinks = {"the log": self._process.log}
         for path in ("/metrics", "/openapi.json", "/", "/health", "/ready"):
             answer = self._caller.ask("GET", path, AUTHORIZED)
@@ -235,9 +235,9 @@ class SecretSearch:
         self.failures += [f"a line of the log is no JSON: {line[:300]}" for line in lines if not _is_json(line)]
 
 
-# An exception of code, which may say anything; its text is for nobody.
+# An exception of code, which may say anything; its text goes into no answer.
 UNEXPECTED = ("what the code fails with", "the same, streamed")
-# Words of a provider, or of a tool's author, about what the same caller sent: they are told, shortened, to that caller.
+# Words of a provider, or of a tool's author, about what the same caller sent: that caller gets them, shortened.
 FROM_OUTSIDE = ("what a model fails with",)
 
 

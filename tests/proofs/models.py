@@ -174,7 +174,7 @@ def check_field(worlds: list[StoreSide], id: str, text: str, name: str, outcomes
 
 @proof("B20", ci=5_000, long=1_000_000)
 def families(size: int, seed: int) -> Report:
-    """Interleavings of fork, append, clear, rewind and delete: nothing changed, orphaned or raised from the dead."""
+    """Interleavings of fork, append, clear, rewind and delete: no event changes, and no deleted session comes back."""
     failures: list[str] = []
     shares: Counter[str] = Counter()
     with open_stores() as (memory, sqlite, postgres):

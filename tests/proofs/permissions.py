@@ -1,4 +1,4 @@
-"""B13: every route, asked by everybody for everything. Nobody is told, and nobody changes, what is another's.
+"""B13: every caller asks every route for every id. No caller reads or changes what another user owns.
 
 `CALLS` says how each route is asked so that it says yes; a route that is not there fails the proof. In a call `$name`
 stands for an id: the caller's own, a foreign one or one that there is not, and the answers to the last two must be the
@@ -218,7 +218,7 @@ def list_routes(app: FastAPI) -> tuple[list[Route], list[str]]:
 
 
 class PermissionAttack:
-    """Everybody asks for everything. Complaints gather in `failures`."""
+    """Every caller asks every route. Complaints are in `failures`."""
 
     def __init__(self, server: SecuredServer, rng: random.Random, *, enough: int = ENOUGH) -> None:
         self.server, self.rng, self.enough = server, rng, enough
@@ -305,7 +305,7 @@ class PermissionAttack:
     # -- asking -----------------------------------------------------------------------------------------------------
 
     def complain(self, kind: str, route: Route, text: str) -> None:
-        """Once of each kind and route: the first tells enough."""
+        """Record the first complaint of each kind and route."""
         if (kind, route.name) not in self._complained:
             self._complained.add((kind, route.name))
             self.failures.append(text)
@@ -338,14 +338,14 @@ class PermissionAttack:
         elif answer.status != (401 if who.role is None else 403):
             self.complain("open", route, f"{what} -> {answer.status} {text[:200]}, and they may not {permission}")
         else:
-            # Whoever may not ask learns nothing: whatever they name, the answer is the same.
+            # A caller without the permission learns nothing: the answer is the same for every id.
             kind = (route.permission or "", who.role or "")
             found = answer.status, strip_ids(answer, {})
             known = self._known.setdefault(kind, found)
             if found != known:
                 self.complain("differs", route, f"{what} -> {found}, and elsewhere {known}")
 
-    # -- every route, everybody, every id ----------------------------------------------------------------------------
+    # -- every route, every caller, every id -------------------------------------------------------------------------
 
     def ask_every_route(self, caller: Caller, everybody: list[Principal]) -> None:
         """Each route with what is one's own, then with each of its ids foreign or missing."""
@@ -385,13 +385,13 @@ class PermissionAttack:
                     self.complain("tells apart", route, text)
 
     def _choose_own_session(self, who: Principal, route: Route, is_allowed: bool) -> SessionIds:
-        """Something of theirs to ask for; whoever owns nothing names what alice has."""
+        """A session that the caller owns; for a caller without sessions, one of alice."""
         sessions = self.server.contents.sessions
         if is_allowed and "{session_id}" in route.path and (route.changes or (who.tenant, who.user) not in sessions):
             return self.make_session(who, route.call.prepare)
         return sessions.get((who.tenant, who.user), sessions["acme", "alice"])[0]
 
-    # -- whatever comes to mind ---------------------------------------------------------------------------------------
+    # -- random requests ----------------------------------------------------------------------------------------------
 
     def ask_random_routes(self, caller: Caller, who: Principal, size: int) -> None:
         """Random requests of one caller, with tricks; then look whether anything changed that is not theirs."""
@@ -528,7 +528,7 @@ def check_keys_per_user(caller: Caller, server: SecuredServer) -> Iterator[str]:
 
 
 def check_taken_names(caller: Caller, server: SecuredServer) -> Iterator[str]:
-    """A name that another user has is taken, and no more is told of it; in another tenant it is free."""
+    """A name that another user has is taken, and the answer reveals nothing else; in another tenant it is free."""
     people = server.contents.principals
     name = server.contents.sessions["acme", "bob"][-1].id
     alice, evil = people["acme alice write"], people["evil alice write"]
@@ -549,7 +549,7 @@ def check_taken_names(caller: Caller, server: SecuredServer) -> Iterator[str]:
 
 @proof("B13", ci=12_000, long=500_000)
 def authorization(size: int, seed: int) -> Report:
-    """Every route, every caller, every id of somebody else; then random requests with tricks, until it is enough."""
+    """Every route, every caller, every id of another user; then random requests with tricks, until it is enough."""
     rng = random.Random(seed)
     with (
         make_scratch_directory(memory=True) as directory,

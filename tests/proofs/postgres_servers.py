@@ -45,7 +45,7 @@ WRITERS = 4
 STARTERS = 6
 FORKS = 10
 LEASE = 0.15
-FOREVER = 15.0  # seconds: nobody may wait so long who is willing to wait half a second
+FOREVER = 15.0  # seconds: a store that may wait half a second must not wait this long
 SHARED = "shared"
 
 # -- a server that goes away -------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def restarts(size: int, seed: int) -> Report:
                 child.watch(rng.uniform(0.02, 0.15))
             server.restart("immediate")
             began = time.monotonic()
-            for child in children:  # until everybody has got an answer since
+            for child in children:  # until every writer has a new answer
                 child.watch(0.0)
                 with suppress(EOFError):
                     child.next()
@@ -85,7 +85,7 @@ def restarts(size: int, seed: int) -> Report:
 
 
 def make_writer(dsn: str, name: int, enough: Path) -> Callable[[Acknowledge], None]:
-    """Say numbered things to a session of one's own and to the shared one, with and without a key, until told."""
+    """Add numbered messages to a session of the writer and to the shared one, with and without a key, until the end."""
 
     def work(acknowledge: Acknowledge) -> None:
         with PostgresStore(dsn, patience=30.0) as store:
@@ -106,7 +106,7 @@ def make_writer(dsn: str, name: int, enough: Path) -> Callable[[Acknowledge], No
 
 
 def compare_with_writers(store: Store, ends: Sequence[End]) -> list[str]:
-    """Compare what the writers were told with what is there."""
+    """Compare the acknowledgements of the writers with the store."""
     failures = [f"writer {name}: {end.error}" for name, end in enumerate(ends) if end.error]
     sessions = [Session.open(SHARED, store=store)] + [
         Session.open(f"w{name}", store=store) for name in range(len(ends))
@@ -336,7 +336,7 @@ def check_dead_holder(opener: Opener, name: str) -> list[str]:
 
 
 def check_frozen_writer(opener: Opener) -> list[str]:
-    """A writer is stopped inside its transaction, which nobody can take from it: the others must not wait for ever."""
+    """A writer is stopped inside its transaction, which no other process can end: the others must not wait for ever."""
 
     def freeze(point: str) -> None:
         if point == "before commit":
@@ -534,7 +534,7 @@ def fork_while_writing(opener: Opener) -> list[str]:
 
 
 def fork_while_opening(opener: Opener) -> list[str]:
-    """Another thread opens and closes stores all the time; no fork may catch it halfway and leave somebody hanging."""
+    """Another thread opens and closes stores all the time; a fork in the middle of that must not leave a lock held."""
     if opens_kind(opener, PostgresStore):
         return []  # what a resolver or a TLS library does while it connects is not in our hands
 
@@ -574,7 +574,7 @@ def check_parent_closes_another(opener: Opener) -> list[str]:
 
 
 def check_orphaned_child(opener: Opener, *, inherits: bool) -> list[str]:
-    """What a child is told after its parent is gone must be in the file that others open."""
+    """What a child stores after its parent is gone must be in the file that others open."""
 
     def work(acknowledge: Acknowledge) -> None:
         session = Session.open(SHARED, store=store if inherits else opener())
@@ -606,7 +606,7 @@ def opens_kind(opener: Opener, kind: type[Store]) -> bool:
 
 
 def list_connections(store: Store) -> list[int]:
-    """What tells the connections of a store apart."""
+    """Ids of the connections of a store."""
     if isinstance(store, SQLiteStore):
         return [id(store.file._writer)]
     assert isinstance(store, PostgresStore)
@@ -661,7 +661,7 @@ def change_setting(server: PostgresServer, statement: str) -> None:
 
 
 def wait_until_refused(session: Session) -> None:
-    """A server takes a moment to tell its processes of a new setting."""
+    """Write until the server refuses: its processes learn of a new setting after a moment."""
     for number in range(1000):
         session.add_message(Message.user(f"still {number}"))
         time.sleep(0.005)

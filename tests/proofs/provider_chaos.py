@@ -59,7 +59,7 @@ class Answer:
 
 
 class FaultyProvider:
-    """A provider of both kinds. Each request gets the next answer, and a good one when there is none left."""
+    """A provider of both wire formats. Each request gets the next answer of the script, and then good answers."""
 
     def __init__(self) -> None:
         self.script: list[Callable[[str], Answer]] = []
@@ -84,7 +84,7 @@ class FaultyProvider:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def make_reply(self, **more: Any) -> Reply:
-        """A reply that is like no other."""
+        """A reply with a text that no other reply has."""
         number = next(self.numbers)
         return Reply(text=f"<{number} is what I have to say about this {number}>", **more)
 
@@ -379,7 +379,7 @@ def has_stop(raw: bytes) -> bool:
 
 
 def read_text(frames: Sequence[bytes], wire: str) -> str:
-    """What a reader of all these frames has read, whatever their order."""
+    """What a reader of all these frames has read, in any order."""
     text = ""
     for line in b"".join(frames).split(b"\n"):
         if line.startswith(b"data: {"):
@@ -454,7 +454,7 @@ def _find_anthropic_faults(messages: Sequence[dict[str, Any]]) -> list[str]:
 
 
 class TickingClock(FixedClock):
-    """Waits are over at once, and time passes a little whenever somebody looks."""
+    """Waits are over at once, and each reading of the time moves it on a little."""
 
     def monotonic(self) -> float:
         self.time += 10
@@ -478,7 +478,7 @@ class LogRecorder(logging.Handler):
 
 @contextmanager
 def record_logs() -> Iterator[LogRecorder]:
-    """Hear every logger at its loudest, and every thread that dies."""
+    """Record every logger at its lowest level, and every thread that ends with an error."""
     handler, root = LogRecorder(), logging.getLogger()
     level, hook = root.level, threading.excepthook
 
@@ -575,7 +575,7 @@ def run_disturbed_session(
         failures += [f"{names}, {way}: {failure}" for failure in find_partial_messages(session, provider)]
     provider.script = []
     try:
-        with suppress(ProviderUnavailable):  # a connection that was kept may be closed by now, and nobody tries again
+        with suppress(ProviderUnavailable):  # a connection that was kept may be closed by now, and there is no retry
             ask(session, rng.choice(WAYS), "are you still there?")
         ask(session, rng.choice(WAYS), "are you there?")
     except Exception as error:
@@ -604,7 +604,7 @@ def find_partial_messages(session: Session, provider: FaultyProvider) -> list[st
 
 @dataclass
 class PlantedSecret:
-    """A secret, and everything that was told by whoever had it."""
+    """A secret, and every text that was produced while it was in use."""
 
     secret: str
     provider: FaultyProvider
@@ -626,7 +626,7 @@ class PlantedSecret:
                 seen += [each.__cause__, each.__context__] if cause else []
 
     def ask(self, agent: Agent, *, cause: bool = True) -> None:
-        """Ask, and keep everything that is told about it."""
+        """Ask, and record every event, error and log line."""
         session = Session(store=MemoryStore(), agent=agent)
         try:
             ask(session, self.random.choice(WAYS), "hello")
@@ -650,7 +650,7 @@ class PlantedSecret:
 
     @property
     def find_leaks(self) -> list[str]:
-        """Where the secret, or eight characters of it, were told."""
+        """The places where the secret, or eight characters of it, were found."""
         pieces = {self.secret[at : at + 8] for at in range(len(self.secret) - 7)}
         pieces |= {quote(self.secret, safe="")}
         return sorted({where for where, text in self.records if any(piece in text for piece in pieces)})
@@ -787,7 +787,7 @@ def raised_by_a_tool(planted: PlantedSecret) -> None:
 
 @register_case
 def raised_by_a_model_of_ones_own(planted: PlantedSecret) -> None:
-    """Nobody can know such a key but by its shape; its author's own exception stays the cause, as it is."""
+    """Only its shape shows that this text is a key; the exception of the model's author stays the cause, unchanged."""
 
     class Broken(ScriptedModel):
         def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:

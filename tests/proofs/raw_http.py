@@ -1,7 +1,7 @@
 """B12: bytes that are no request, requests that are no JSON, ids that are no ids; and clients that take their time.
 
-Whatever comes in, the answer is no 5xx, the connection ends, and the memory stays where it was. A client that says its
-request a byte at a time, or never ends it, is shown out, and nobody else notices it.
+For any bytes the answer is no 5xx, the connection ends, and the memory stays where it was. A client that sends its
+request a byte at a time, or never ends it, is disconnected, and other clients do not notice it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Case:
 
 # -- what is sent ------------------------------------------------------------------------------------------------------
 
-# No JSON, or none that we keep: `{}` around it is put by whoever uses it as a value.
+# No JSON, or none that we keep: the code that uses it as a value puts `{}` around it.
 NO_VALUES = [
     b"NaN",
     b"Infinity",
@@ -539,7 +539,7 @@ def shorten_head_limit(seconds: float) -> Iterator[None]:
 
 
 def send_slowly(port: int, first: bytes, again: bytes, patience: float = PATIENCE) -> tuple[float | None, bytes]:
-    """Take one's time. How long the server has borne it, or None if it still does; and what it said."""
+    """Send bytes slowly. Returns the seconds until the server closed, or None if it did not; and its answer."""
     began = said = time.monotonic()
     found = b""
     with socket.create_connection(("127.0.0.1", port), timeout=DRIP) as wire:
@@ -578,7 +578,7 @@ def _count_open(idle: list[socket.socket]) -> int:
 
 @proof("B12", ci=108, long=1_800)
 def slow_requests(size: int, seed: int) -> Report:
-    """Clients that never come to an end are shown out, while everybody else is served; large heads are not read."""
+    """Clients that never end their request are disconnected, while others are served; large heads are not read."""
     failures: list[str] = []
     served: list[float] = []
     kinds = list(SLOW) * (size // len(SLOW) + 1)

@@ -26,7 +26,7 @@ MEMORY = 64 << 20
 BIG = 400  # messages of the session that stalled readers ask for
 SIZE = 16 << 10  # bytes of each
 VANISHING = 8  # threads
-STREAMS = 50  # of the key of those who vanish
+STREAMS = 50  # of the key of the clients that vanish
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def read_server_complaints(server: ServerProcess, failures: list[str]) -> list[s
 
 @dataclass
 class HeldResources:
-    """What a server holds when nobody is there."""
+    """What a server holds without clients."""
 
     files: int
     tasks: int
@@ -159,7 +159,7 @@ def warm_up(server: ServerProcess) -> None:
 
 
 def wait_until_filled(server: ServerProcess) -> None:
-    """Wait until the kernel takes no more for those who do not read: about two megabytes each."""
+    """Wait until the kernel takes no more for readers that do not read: about two megabytes each."""
     before = -1.0
     while (now := server.read_metric("holdfast_frames_sent_total")) != before:
         before = now
@@ -174,7 +174,7 @@ def open_reader(server: ServerProcess, session: str, room: int | None = None) ->
 
 
 def measure_latency(server: ServerProcess) -> tuple[float, int]:
-    """The 99th percentile of what another client waits for; and the most that the server had in memory meanwhile."""
+    """The 99th percentile of what another client waits for; and the peak of its memory during that time."""
     times: list[float] = []
     most = 0
     with server.client() as client:

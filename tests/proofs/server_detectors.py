@@ -32,7 +32,7 @@ LONG_TEXT = "a reply of several pieces, because a stream is cut between them: " 
 
 
 class NullListener:
-    """A listener that nobody listens to."""
+    """A listener that drops everything."""
 
     def publish_delta(self, *_: Any) -> None: ...
     def notify_append(self, log: Log) -> None: ...
@@ -132,7 +132,7 @@ def _expect_rejection(host: AgentHost, session: Session) -> list[str]:
 
 
 def cancel_turns(seed: int) -> list[str]:
-    """A turn that hangs is cancelled from outside: whatever it says later is refused, and its queue goes on."""
+    """A turn that hangs is cancelled from outside: what it writes later is refused, and its queue goes on."""
     found: list[str] = []
     with _open_stores() as stores:
         for store in stores:
@@ -237,7 +237,7 @@ def _give_back_turn(store: Store) -> list[str]:
 
 
 def follow_tails(seed: int) -> list[str]:
-    """Readers of a log that is written meanwhile, from any place on: everything after it, in order, once."""
+    """Readers follow a log while it is written, from any position: they get everything after it, in order, once."""
     with _open_stores() as stores:
         return [found for store in stores for found in asyncio.run(_follow_log(store))]
 
@@ -272,7 +272,7 @@ def _list_positions(items: list[TailItem]) -> list[tuple[int, int]]:
 
 
 async def _read_tail(feed: Feed, tail: Any, seq: int, n: int, head: Callable[[], int]) -> list[TailItem]:
-    """Follow until the log is told to its end and nothing comes any more."""
+    """Follow until the reader has the end of the log and nothing more comes."""
     found: list[TailItem] = []
 
     async def follower() -> None:

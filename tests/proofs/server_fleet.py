@@ -71,7 +71,7 @@ def server_store_away(size: int, seed: int) -> Report:
 
 
 def _stop_database(postgres: PostgresServer, server: ServerProcess) -> list[str]:
-    """The database is away for longer than anybody waits: the server says so, lives on, and is ready again."""
+    """The database is away for longer than any client waits: the server says so, lives on, and is ready again."""
     port = postgres.port
     postgres._end(signal.SIGQUIT)
     time.sleep(AWAY)
@@ -108,7 +108,7 @@ def start_servers(number: int, url: str, **settings: object) -> Iterator[list[Se
 
 @proof("B8", ci=8, long=500)
 def server_zombies(size: int, seed: int) -> Report:
-    """Servers share sessions; they are stopped past their lease and wake, or die: nobody writes out of turn."""
+    """Servers share sessions, are stopped past their lease and wake, or die: none writes after it lost its lease."""
     figures, failures = [], []
     with make_scratch_directory() as directory, PostgresServer() as postgres:
         urls = {"postgres": (4, postgres.database(tcp=True)), "sqlite": (2, f"sqlite:///{directory}/sessions.db")}
@@ -209,7 +209,7 @@ def cancel_run(server: ServerProcess, session: Session, run: str) -> list[str]:
     return [] if session.verify() else [f"{session.id} does not verify"]
 
 
-# -- servers that are told to stop -------------------------------------------------------------------------------------
+# -- servers that get SIGTERM ------------------------------------------------------------------------------------------
 
 
 @proof("F", ci=2, long=100)

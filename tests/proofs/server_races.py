@@ -1,7 +1,7 @@
 """Cancels and interrupts that race with each other and with the runs that they end, through two servers.
 
 A round is one session. Its questions, cancels and their moments follow from the seed; what the machine makes of them
-does not, so what is checked is what must be true of every interleaving: everybody was told what the log says.
+does not, so what is checked is what must be true of every interleaving: every answer agrees with the log.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SOON = 1.5  # seconds after which nothing that was interrupted may still come to
 
 @dataclass
 class RaceRound:
-    """What was asked in a session, and what everybody was told."""
+    """The questions to one session, and the answers."""
 
     session: str
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)  # by text
@@ -187,7 +187,7 @@ def find_failures(store: Store, round: RaceRound, ends: Counter[str]) -> list[st
 
 
 def check_interrupts(events: Sequence[Event]) -> list[str]:
-    """The run that was under way when an interrupting message came in does not go on as if nothing had been."""
+    """The run that was under way when an interrupting message came in does not finish normally."""
     failures: list[str] = []
     ends = {
         event.run: event

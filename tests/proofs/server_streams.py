@@ -130,7 +130,7 @@ class Reader:
             wire.reset()
 
     def check_position(self, frame: Frame) -> None:
-        """Whatever has an id comes once, and in order."""
+        """Check that each frame with an id comes once, and in order."""
         if frame.id:
             if frame.place <= self.place:
                 self.failures.append(f"{self.session}: {frame.event} {frame.id} was told again after {self.last}")
@@ -161,7 +161,7 @@ class LogReader(Reader):
             self.hashes[seq] = frame.data["hash"]
 
     def compare_with_log(self, session: Session, server: ServerProcess) -> list[str]:
-        """Read the rest without a cut; then all of the log was told, and nothing else."""
+        """Read the rest without a cut; then the reader has all of the log, and nothing else."""
         if self.place[0] < session.head:
             headers = SSE | ({"Last-Event-ID": self.last} if self.last else {})
             wire = RawConnection(server.port, "GET", f"/sessions/{self.session}/events", headers=headers)

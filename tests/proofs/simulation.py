@@ -1,11 +1,11 @@
-"""B10: the loop in a simulated world, where time, the model and misfortune follow from one number.
+"""B10: the loop in a simulation, where time, the model and all faults follow from one seed.
 
-One process plays several: each dies, freezes or is overtaken at crash points, others append from outside meanwhile, and
-somebody takes up what was left. Everything runs on one thread after another, so a seed always tells the same story:
+One process simulates several. Each dies, freezes or is overtaken at crash points. Others append at the same time, and
+another process resumes the turn. Only one thread runs at a time, so a seed always gives the same run:
 
     python -m tests.proofs.simulation 1234
 
-What must stay true is checked after every step (safety), and when misfortune ends every session gets its answer
+What must stay true is checked after every step (safety), and when the faults end every session gets its answer
 (liveness).
 """
 
@@ -69,17 +69,17 @@ class ProcessDied(BaseException):
 
 @dataclass(eq=False)
 class SimulatedProcess:
-    """Somebody who holds sessions, until it dies."""
+    """A process that holds sessions until it dies."""
 
     number: int
     dead: bool = False
     frozen: bool = False
-    overtaken: bool = False  # its turn is somebody else's by now
+    overtaken: bool = False  # another process has its turn now
     hangs: bool = False  # it was frozen, or a tool has outlived its time: the lease may have gone with it
 
 
 class SimulatedClock(FixedClock):
-    """Time passes when somebody sleeps; leases are renewed meanwhile, unless their process is dead or frozen."""
+    """Time passes in `sleep`, and leases are renewed then, unless their process is dead or frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class SimulatedClock(FixedClock):
 
 
 class OwnerCheckingStore(MemoryStore):
-    """A memory that remembers who wrote in which epoch."""
+    """A store in memory that checks which process writes in which epoch."""
 
     simulation: Simulation
 
@@ -130,7 +130,7 @@ class OwnerCheckingStore(MemoryStore):
 
 @dataclass
 class Simulation:
-    """One story."""
+    """One run of a seed: its processes, its faults and its checks."""
 
     seed: int
     trace: Callable[[str], None] = lambda _: None
@@ -144,7 +144,7 @@ class Simulation:
         self.store.simulation = self
         self.process = SimulatedProcess(1)
         self.processes = 1
-        self.quiet = True  # no misfortune now
+        self.quiet = True  # no faults now
         self.calm = False  # the model only answers
         self.owners: dict[int, SimulatedProcess] = {}  # of epochs
         self.held: SimulatedProcess | None = None  # who has the lease, and has not given it back
@@ -152,7 +152,7 @@ class Simulation:
         self.agreed: Counter[str] = Counter()  # how often a tool that asks came to its question, by call
         self.unreported: set[int] = set()  # effects of failed turns that no request has named yet
         self.known_failures: set[int] = set()
-        self.orphans = False  # somebody added calls without results, or the reverse
+        self.orphans = False  # a message from outside has calls without results, or the reverse
         self.late: list[Callable[[], None]] = []  # tools that hang
         self.death = self.random.choice((0.0, 0.01, 0.03, 0.1, DEADLY))
         self.interference = self.random.choice((0.0, 0.05, 0.2))
@@ -183,10 +183,10 @@ class Simulation:
         self.violations.append(what)
         self.trace(f"!! {what}")
 
-    # -- misfortune --------------------------------------------------------------------------------------------------
+    # -- faults ------------------------------------------------------------------------------------------------------
 
     def pass_crash_point(self, name: str) -> None:
-        """A crash point. Whoever is dead does nothing any more, although its code still unwinds."""
+        """Pass a crash point. A dead process does nothing more, although its code still unwinds."""
         process = self.process
         if process.dead:
             raise ProcessDied
@@ -272,7 +272,7 @@ class Simulation:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Somebody does something; a process may die of it, and then another one is there."""
+        """Perform one action; if its process dies, a new process takes its place."""
         session = self.session()
         choice = self.random.choices(
             ("run", "stream", "leave", "run_async", "json", "resume", "resume_async", "decide", "outside", "wait"),
@@ -285,7 +285,7 @@ class Simulation:
                 self.perform(session, choice)
         except ProcessDied:
             self.process = self.new_process()
-            if self.random.random() < 0.8:  # else whoever comes next has to wait for the lease
+            if self.random.random() < 0.8:  # else the next process has to wait for the lease
                 self.clock.sleep(DEFAULT_SECONDS)
         except AgentError as refusal:
             self.counts[type(refusal).__name__] += 1
@@ -315,7 +315,7 @@ class Simulation:
         elif choice == "wait":
             self.clock.sleep(self.random.choice((1.0, 20.0)))
         else:
-            # The awaited twins wait in real time: not while somebody else is at work.
+            # The awaited twins wait in real time: not while another process holds the lease.
             lease = self.store.lease(session.log)
             if lease is None or not lease.is_alive:
                 awaited = session.run_async(text) if choice == "run_async" else session.resume_async()
@@ -519,8 +519,8 @@ ENDS = ("turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
 
 
 def list_expected_messages(events: Sequence[Event]) -> list[Message]:
-    """The visible messages, by the events alone: what a turn said counts once it is kept, and stands before what
-    others said meanwhile."""
+    """The visible messages, by the events alone: what a turn said counts once it is kept, and stands before
+    messages that others added during the turn."""
     shown: list[Message] = []
     own: list[Message] = []
     outside: list[Message] = []
@@ -554,7 +554,7 @@ def refuse_blob(digest: str) -> bytes:
 
 
 class SimulatedModel:
-    """Says whatever the story wants, often enough something that no model should."""
+    """Draws its replies from the seed; many are invalid."""
 
     name = provider = "simulated"
     context_window = 128_000
@@ -702,7 +702,7 @@ TOOLS = (act, put, put_async, boom, ask, gate, note, slow, hang, pauses)
 
 
 class InlineExecutor:
-    """Runs tools where they are called, one after the other; one that hangs is put off until nobody waits for it."""
+    """Runs tools where they are called, one after the other; one that hangs runs later, when no caller waits for it."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -735,7 +735,7 @@ class SimulatedRenewer:
 
 @contextmanager
 def patch_threads(simulation: Simulation) -> Iterator[None]:
-    """The two places where the loop meets threads of its own, run by the story instead."""
+    """Replace the two places where the loop uses threads by the simulation."""
     with (
         patch.object(tool_calls, "TOOL_THREADS", InlineExecutor(simulation)),
         patch.object(lease_renewal, "_renewer", SimulatedRenewer(simulation)),
@@ -748,7 +748,7 @@ def patch_threads(simulation: Simulation) -> Iterator[None]:
 
 
 def run_simulation(seed: int, trace: Callable[[str], None] = lambda _: None) -> Simulation:
-    """Play one seed to its end, or to the first thing that is wrong."""
+    """Run one seed to its end, or to the first violation."""
     simulation = Simulation(seed, trace)
     with patch_threads(simulation):
         simulation.run()
@@ -757,7 +757,7 @@ def run_simulation(seed: int, trace: Callable[[str], None] = lambda _: None) -> 
 
 @proof("B10", ci=2_000, long=200_000)
 def simulate(size: int, seed: int) -> Report:
-    """`size` stories from `seed` on: nothing untrue on the way, and an answer at the end."""
+    """`size` runs from `seed` on: no violation on the way, and an answer at the end."""
     counts: Counter[str] = Counter()
     failures: list[str] = []
     for number in range(seed, seed + size):

@@ -263,7 +263,7 @@ def list_texts(session: Session) -> list[str]:
 
 
 def check_locked_file(directory: Path) -> list[str]:
-    """Another process holds the write lock: StoreBusy in the end, no transaction left open, and life goes on."""
+    """Another process holds the write lock: StoreBusy in the end, no open transaction, and the store works again."""
     path = str(directory / "log.db")
 
     def hold(acknowledge: Acknowledge) -> None:
@@ -354,7 +354,7 @@ def check_removed_file(directory: Path) -> list[str]:
 
 
 def check_missing_wal(directory: Path) -> list[str]:
-    """The WAL is gone or is another one: a commit would go into a file that nobody can open again."""
+    """The WAL is gone or is another one: a commit would go into a file that cannot be opened again."""
     path = directory / "log.db"
     with SQLiteStore(path) as store:
         session = Session(id=NAME, store=store)

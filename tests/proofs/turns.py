@@ -1,8 +1,8 @@
 """B2 and B8 for turns: processes killed at every crash point of a turn, poisoned by it, or stopped inside it.
 
 A turn has one reply with two parallel calls, another call, and an answer. Every tool leaves a file named by its call
-and its process, so what ran is known from outside, whatever the log says. What must stay true: what may not be repeated
-is not, what is not known is told as unknown, and what a model is sent would be taken by any provider.
+and its process, so what ran is known without the log. What must stay true: what may not be repeated
+is not, what is not known is reported as unknown, and what a model is sent would be taken by any provider.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tests.proofs.crashes import Opener, make_openers, make_scratch_directory, s
 
 A, B, C = call("send", {"text": "a"}), call("put", {"text": "b"}), call("send", {"text": "c"})
 QUESTION, ANOTHER, LAST = "do both, then one more", "never mind: what now?", "are you there?"
-AT_ONCE = DEFAULT_SECONDS / 2  # seconds: whoever waits for the lease of a dead process takes longer than that
+AT_ONCE = DEFAULT_SECONDS / 2  # seconds: waiting for the lease of a dead process takes longer than that
 DEATHS_IN_RECOVERY = 3  # fewer than the attempts after which a turn is parked
-LEASE = 1.0  # seconds, for those who are stopped and not dead
-IN_TRANSACTION = ("before events", "between events and head", "before commit")  # one who stops here holds locks
+LEASE = 1.0  # seconds, for processes that are stopped and not dead
+IN_TRANSACTION = ("before events", "between events and head", "before commit")  # a process that stops here holds locks
 DELTAS = "between deltas"  # a third of all points, and much like each other: taken every fifth time
 
 # -- what a provider takes -------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class ToolEffects:
     _count: Any = field(default_factory=count)
 
     def record(self, name: str, key: str) -> bool:
-        """The effect; False if the call had it before. Whoever did it is on record in any case."""
+        """Record the start of a tool and its effect; False if the call had the effect before."""
         (self.directory / f"{name}|{key}|{os.getpid()}|{next(self._count)}").touch()
         try:
             os.close(os.open(self.directory / f"done {name} {key}", os.O_CREAT | os.O_EXCL))
@@ -178,7 +178,7 @@ def make_finishing_work(
 
 
 def make_sessions(opener: Opener, names: Iterable[str]) -> None:
-    """Sessions are there before anybody dies in them; made by a child, because its parent must stay without threads."""
+    """Create sessions before a process is killed in them. A child does it: its parent must stay without threads."""
 
     def work(_: Acknowledge) -> None:
         with opener() as store:
@@ -240,7 +240,7 @@ def list_turn_points(opener: Opener, *, parallel: bool = True) -> list[Point]:
 
 @dataclass
 class TurnOutcome:
-    """What became of a turn whose processes died."""
+    """The result of a turn whose processes were killed."""
 
     failures: list[str] = field(default_factory=list)
     later_deaths: int = 0
@@ -252,7 +252,7 @@ class TurnOutcome:
 def kill_and_recover(
     opener: Opener, name: str, point: Point, how: str, later_deaths: Sequence[Point], rng: random.Random
 ) -> TurnOutcome:
-    """Ask and die, recover and die, recover; then look at what is there."""
+    """Kill a process that asks, kill some that resume, let the last one finish; then check the session."""
     found = TurnOutcome()
     with make_scratch_directory(memory=True) as directory:
         effects = ToolEffects(directory)
@@ -286,7 +286,7 @@ def kill_and_recover(
 def compare_with_log(
     session: Session, effects: ToolEffects, told: Sequence[Any], last: dict[str, Any], how: str, found: TurnOutcome
 ) -> None:
-    """Compare the log with the files and with what the processes were told."""
+    """Compare the log with the files and with the acknowledgements of the processes."""
     store, log = session.store, session.log
     events = session.events(limit=None)
     found.failures += find_session_faults(store, session)
@@ -307,7 +307,7 @@ def compare_with_log(
     if len(answers) != wanted:
         found.failures.append(f"{wanted} turns have {len(answers)} answers")
     questions = Counter(message.text for message in session.messages if message.role == "user")
-    asked = range(1, 2 + found.later_deaths)  # one who died may have asked
+    asked = range(1, 2 + found.later_deaths)  # a killed process may have asked
     if questions[QUESTION] > 1 or questions[LAST] not in asked or questions[ANOTHER] > 1 + found.later_deaths:
         found.failures.append(f"questions: {dict(questions)}")
     if answers and answers[-1].text != "sent a; put b; sent c":
@@ -317,7 +317,7 @@ def compare_with_log(
 
 
 def find_session_faults(store: Store, session: Session) -> list[str]:
-    """What is wrong with a session in which nobody is at work."""
+    """Find what is wrong with a session that no process works on."""
     log = session.log
     failures = []
     verdict = store.verify(log)
@@ -385,7 +385,7 @@ def check_effects_of_turn(
 
 @proof("B2", ci=1, long=20)
 def poison_turns(size: int, seed: int) -> Report:
-    """A turn that ends its process each time is parked, keeps nobody else waiting, and is settled by a new message."""
+    """A turn that ends its process each time is parked, delays no other session, and is settled by a new message."""
     figures, failures = [], []
     with make_openers(durable=False) as fresh:
         for kind, new in fresh.items():
@@ -556,7 +556,7 @@ def stop_at_point(work: Work, point: Point) -> Work:
 
 
 def check_woken_process(opener: Opener, stopped: StoppedProcess) -> list[str]:
-    """What a zombie did when it went on. One that was stopped before its turn was in the log has missed nothing."""
+    """Check what a stopped process did after it woke. One that was stopped before its turn was in the log may go on."""
     end = stopped.child.wait()
     answered = [item for item in end.acknowledged if item[0] == "answer"]
     failures = [f"the zombie's request would be refused: {item[1]}" for item in list_refusals(end.acknowledged)]
@@ -575,7 +575,7 @@ def check_woken_process(opener: Opener, stopped: StoppedProcess) -> list[str]:
 
 
 def is_last(session: Session, point: Point) -> bool:
-    """Whether a turn that was stopped there had its end stored: then nobody took it over, and it has its answer."""
+    """Whether a turn that was stopped there had its end stored: then no process took it over, and it has its answer."""
     return point.name.startswith("after ") and not session.events(types=["turn.resumed"], limit=1)
 
 

@@ -1,6 +1,6 @@
-"""Sessions that are pruned, undone, redacted, erased, held, swept, forked and deleted, held against a model.
+"""Sessions that are pruned, undone, redacted, erased, held, swept, forked and deleted, compared with a model.
 
-Every text holds a word of its own, so that what a session shows tells which events it comes from. What must stay true:
+Every text holds a word of its own, so that a text shows which event it comes from. What must stay true:
 an event's hash never changes; a session shows words of its own events only, and of none that is erased; what is visible
 is what the model says; what a model would be sent is what a provider takes.
 """
@@ -40,7 +40,7 @@ MAX_SESSIONS = 6  # sessions of one history
 
 
 class Violation(AssertionError):
-    """Something that must not be."""
+    """A session is not what the model says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ExpectedSession:
     failed: bool = False
     released: bool = False
     erased: bool = False
-    active: int = 0  # when somebody used it last
+    active: int = 0  # the time of the last activity
 
     @property
     def id(self) -> str:
@@ -89,7 +89,7 @@ def keep(text: str, ctx: ToolContext) -> str:
 
 
 class RandomHistory:
-    """A history of random operations on one store; `play` gives what is wrong, or nothing."""
+    """A history of random operations on one store; `run` returns what is wrong, or nothing."""
 
     def __init__(self, store: Store, seed: str) -> None:
         self.rng = random.Random(seed)
@@ -99,7 +99,7 @@ class RandomHistory:
         self.sessions: list[ExpectedSession] = []
         self.words: dict[bytes, set[str]] = {}  # by the event's hash
         self.attached: dict[str, str] = {}  # words that are attached bytes, by their digest
-        self.erased_words: set[str] = set()  # words that nobody may show any more
+        self.erased_words: set[str] = set()  # words that no session may show
         self.erased: set[bytes] = set()
         self.done: Counter[str] = Counter()
         self.refused: list[str] = []
@@ -349,7 +349,7 @@ class RandomHistory:
         done = one.session.redact(row.seq, reason="asked", actor="officer")
         self.expect(not one.held, f"{one.id} is held and event {row.seq} was redacted")
         self._mark_erased({row.hash})
-        if row.type in ("message.added", "model.replied"):  # whatever repeats it goes with it
+        if row.type in ("message.added", "model.replied"):  # its copies are erased with it
             self.erased_words |= self.words.get(row.hash, set())
         for seq in done.also:
             self._mark_erased(
@@ -498,7 +498,7 @@ class RandomHistory:
         self.expect(not strange, f"{where} in {one.id} has {sorted(strange)}, which are not its own or were erased")
 
     def _check_exchanges(self, one: ExpectedSession) -> None:
-        """No call without its result and no result without its call, as far as nobody redacted one of them."""
+        """No call without its result and no result without its call, unless one of them was redacted."""
         if not any(one.hashes[seq] in self.erased for seq in one.now.visible):
             messages = one.session.messages
             self.expect(repair_history(messages) == messages, f"{one.id} has half an exchange: {messages}")

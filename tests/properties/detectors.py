@@ -214,7 +214,7 @@ def _commit_group(seed: int) -> list[str]:
 
 
 def _write_from_two_stores(seed: int) -> list[str]:
-    """Two processes' stores on one database, each with its own idea of where the log stands and who may write."""
+    """Two processes' stores on one database, each with its own cached head and epoch of the log."""
     rng, found = random.Random(seed), []
     with open_database() as dsn, PostgresStore(dsn) as mine, PostgresStore(dsn) as yours:
         sessions = [Session(f"rivals {seed}", store=store) for store in (mine, yours)]
@@ -342,7 +342,7 @@ def _check_guards(seed: int) -> list[str]:
 
 
 def _sweep_too_early(store: Store) -> list[str]:
-    """Sessions that come to life between the look of a sweep and its act, or that are at work when it looks."""
+    """Sessions that are used between the plan of a sweep and its act, or that are running when it plans."""
     past = store.for_tenant("past")
     past.clock = clock = FixedClock(start=1_700_000_000_000_000)
     for name in ("used", "at work"):

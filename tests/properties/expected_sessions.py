@@ -179,7 +179,7 @@ def _apply_own_message(point: SessionPoint, turn: OpenTurn, seq: int, event: Exp
 
 
 def _apply_end(point: SessionPoint, turn: OpenTurn, seq: int, event: ExpectedEvent) -> SessionPoint:
-    # What others said meanwhile stands after the turn; a failed or cancelled one is in the log only.
+    # Messages added during the turn stand after it; a failed or cancelled turn is in the log only.
     own = turn.messages if event.kind in KEPT_ENDS else ()
     return replace(point, messages=point.messages + own + turn.outside_messages, turn=None)
 

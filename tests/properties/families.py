@@ -1,8 +1,8 @@
 """A family of sessions, forked, written, rewound and deleted by several threads in an order that a seed decides.
 
-The baton lets one thread run at a time and may pass to another at every call of a store, so that an interleaving is a
-function of its seed; without it the threads run freely. Whatever the order: an event once acknowledged is never
-changed, a fork outlives its parent, the dead stay dead, and nothing is left when the last one is deleted.
+The scheduler lets one thread run at a time and may switch to another at every call of a store, so that an interleaving
+is a function of its seed. Without it the threads run freely. In every order: an acknowledged event never changes, a
+fork outlives its parent, a deleted session stays deleted, and nothing is left when the last one is deleted.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ class FamilyMember:
 
 
 class SessionFamily:
-    """One store's family, what its threads were told, and what was wrong."""
+    """The sessions of one store, the acknowledgements of the threads, and the failures."""
 
     def __init__(self, store: Store, rng: random.Random) -> None:
         self.store, self.rng = store, rng
         self.members: list[FamilyMember] = []
-        self.deleted_names: set[str] = set()  # names that somebody began to delete
+        self.deleted_names: set[str] = set()  # names whose deletion has begun
         self.deleted_logs: set[str] = set()  # logs whose deletion was acknowledged
         self.acknowledged: list[tuple[str, int, str]] = []  # log, seq, text
         self.failures: list[str] = []
@@ -205,7 +205,7 @@ class SessionFamily:
     # -- what must be true ---------------------------------------------------------------------------------------------
 
     def verify(self) -> None:
-        """After all threads have ended: what lives is whole, what died is dead."""
+        """After all threads have ended: live sessions are complete, and deleted ones refuse everything."""
         for member in self.members:
             session = member.session
             if not self.is_alive(session.log):

@@ -16,7 +16,7 @@ __all__ = ["Difference", "RandomOperations"]
 
 
 class RandomOperations(WriteOperations, TurnOperations, ReadOperations):
-    """One episode of random operations; `play` raises a Difference at the first that differs."""
+    """One episode of random operations; `run` raises a Difference at the first that differs."""
 
     def run(self, operations: int) -> None:
         """Perform operations until one differs."""

@@ -1,4 +1,4 @@
-"""The moves of the game that only look: whatever was written, this is what it must look like."""
+"""Random operations that only read: each result is compared with the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCOPES = ("session", "user", "app", "temp")
 
 
 class ReadOperations(StoreComparison):
-    """Asking sessions and stores what the model knows the answer to."""
+    """Reading fields, state, events and lists of sessions."""
 
     def read_field(self) -> None:
         """Ask a session something that the model knows the answer to."""

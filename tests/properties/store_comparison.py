@@ -1,4 +1,4 @@
-"""Several stores at one table: each does the same, and what they answer is compared, with each other and the model.
+"""The same operation on several stores: the results are compared with each other and with the model.
 
 The stores have equal `FixedIds` of their own: results, refusals and finally every row must be equal to the last byte.
 """
@@ -114,7 +114,7 @@ class StoreComparison:
     def compare(
         self, what: str, act: Callable[[StoreSide], Any], expected: Callable[[], Any] | None = None
     ) -> list[Any]:
-        """Do the same in every world; the results must be equal, and what the model says. Returns the raw results."""
+        """Do the same on every side; the results must be equal, and equal to the model. Returns the raw results."""
         raw, outcomes = [], []
         for side in self.sides:
             result, outcome = run_operation(act, side)
@@ -127,7 +127,7 @@ class StoreComparison:
         drawn = {side.name: (side.store.clock.time, side.store.clock._count) for side in self.sides}  # type: ignore[attr-defined]
         if len(set(drawn.values())) > 1:
             raise self.make_difference(
-                f"after {outcomes[0]!r} they have taken different times or salts from the world: {drawn}"
+                f"after {outcomes[0]!r} they have taken different times or salts from the clock: {drawn}"
             )
         kind, first = outcomes[0][:2]
         if kind == "broke":
@@ -152,7 +152,7 @@ class StoreComparison:
             self.sessions.append(ModelSession(model_log))
 
     def choose_session(self) -> tuple[int, ModelSession]:
-        """A session that somebody holds: mostly the one before, or a recent one; sometimes one that was deleted."""
+        """Choose an open session object: mostly the one before, or a recent one; sometimes of a deleted session."""
         rng = self.rng
         if self.last >= len(self.sessions) or rng.random() < 0.4:
             self.last = max(rng.choices(range(len(self.sessions)), k=2))
@@ -244,7 +244,7 @@ def run_operation(act: Callable[[StoreSide], Any], side: StoreSide) -> tuple[Any
     try:
         result = act(side)
         return result, ("ok", to_plain_value(result))
-    except SessionBusy as error:  # its text tells the time
+    except SessionBusy as error:  # its text has the time in it
         return None, ("refused", error.code)
     except AgentError as error:
         return None, ("refused", error.code, type(error).__name__, str(error))

@@ -1,4 +1,4 @@
-"""Text that means something to somebody on its way: terminals, SQL, JSON, event streams, C, Unicode itself."""
+"""Text with a special meaning to some layer: terminals, SQL, JSON, event streams, C, Unicode itself."""
 
 from __future__ import annotations
 

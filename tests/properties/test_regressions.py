@@ -150,7 +150,7 @@ def test_search_folds_what_only_decomposition_reveals(store: Store) -> None:
 
 @pytest.mark.parametrize("after", [2**31, 2**32, 2**33 + 1, 2**63, 2**70])
 def test_there_is_nothing_after_the_end(store: Store, after: int) -> None:
-    for _ in range(4):  # whatever number the log has inside
+    for _ in range(4):  # with several internal log numbers
         assert Session(store=store).events(after=after) == []
 
 
@@ -202,7 +202,7 @@ def test_an_author_is_checked_before_anything_is_locked(store: Store, who: Any) 
 
 
 def run_batch(store: SQLiteStore, *jobs: Callable[[Any], Any]) -> list[BaseException | None]:
-    """Run jobs in one group commit, whatever the scheduler thinks; returns what each raised."""
+    """Run jobs in one group commit, independent of the scheduler; returns what each raised."""
     gate, raised = threading.Event(), list[BaseException | None]([None] * len(jobs))
 
     def run(number: int, job: Callable[[Any], Any]) -> None:
@@ -259,7 +259,7 @@ def test_a_search_is_content_with_one_connection(database: str) -> None:
 
 
 def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
-    """The answer to the first attempt is lost, and somebody takes the name before the second."""
+    """The answer to the first attempt is lost, and another process takes the name before the second."""
     with PostgresStore(database) as store, PostgresStore(database) as other:
         Session("namesake", store=store)
         real, calls = store.server.connection, list[int]()

@@ -1,4 +1,4 @@
-"""The moves of the game that a driver of turns makes: claims, steps with an epoch, ends, and guarded appends."""
+"""Random operations of a driver of turns: claims, steps with an epoch, ends, and guarded appends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The moves of the game that write: each with what the model says must come of it."""
+"""Random operations that write: each with the result that the model expects."""
 
 from __future__ import annotations
 

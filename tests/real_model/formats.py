@@ -1,4 +1,4 @@
-"""The two wire formats as a witness reads them: a second opinion, so none of holdfast's codecs is used here."""
+"""The two wire formats, decoded from recorded bytes: a second opinion, so none of holdfast's codecs is used here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a proof plays, and what it found wrong there."""
+"""The setup of a proof, and its failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 300.0
 
 @dataclass(slots=True)
 class ProofSetup:
-    """Where a proof plays: one endpoint of the model, the witness before it, and a file for the sessions."""
+    """One endpoint of the model, the recorder in front of it, and a file for the sessions."""
 
     format: Format
     recorder: WireRecorder
@@ -37,7 +37,7 @@ class ProofSetup:
         return Agent(provider=self.format.provider, model=MODEL, base_url=self.base_url, **common | options)
 
     def read_session(self, session_id: str) -> tuple[list[Message], list[Event]]:
-        """Messages and events of a session, as somebody finds them who opens the file anew."""
+        """Messages and events of a session, read from the newly opened file."""
         with SQLiteStore(self.file) as store:
             session = Session.open(session_id, store=store)
             return session.messages, session.events(limit=None)

@@ -1,4 +1,4 @@
-"""Who stands between holdfast and the model and writes down what goes by, without changing a byte of it."""
+"""A proxy between holdfast and the model that records every byte and changes none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The scenarios over HTTP: the names that a scenario uses (`Session`, `Agent`) lead to a real server, unchanged.
+"""The scenarios over HTTP: `Session` and `Agent` in a scenario are replaced by classes that use a real server.
 
-The store that a scenario gets is the server's own, so it can look behind the scenes as it does everywhere. Agents come
-from the scenario's code and are made known to the server when they are first used.
+A scenario gets the store of the server, so it can read the store as it does without a server. Agents come from the
+code of the scenario, and are registered with the server at their first use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ numbers = itertools.count()
 
 
 class ScenarioServer:
-    """A server, a client of it, and the agents that it has been told about."""
+    """A server, a client of it, and the agents that are registered with it."""
 
     def __init__(self, local_server: LocalServer, store: Store) -> None:
         self.local_server, self.store = local_server, store

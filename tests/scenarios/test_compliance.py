@@ -78,7 +78,7 @@ class DayClock(FixedClock):
 
 @pytest.fixture
 def clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> DayClock:
-    """The store lives by this clock, which moves only when told."""
+    """The clock of the store, which moves only in `pass_days`."""
     found = DayClock()
     monkeypatch.setattr(store, "clock", found)
     return found
@@ -746,7 +746,7 @@ def test_the_database_refuses_too(durable_store: Store, what: str) -> None:
 
 
 def execute_by_hand(store: Store, statement: str, log: int) -> None:
-    """What somebody does who uses the database without us."""
+    """Execute a statement on the database without holdfast."""
     rest = "at, type, header, tokens, body, tombstone, hash, changes_view"
     if isinstance(store, PostgresStore):
         names = {name: f"holdfast.{name}" for name in ("events", "logs", "retention")} | {

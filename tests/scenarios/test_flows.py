@@ -738,7 +738,7 @@ def test_a_strategy_of_ones_own(store: Store, ask: Ask) -> None:
     assert ask(Router(agents, strategy=longest).session(store=store), "long one").text == "from b"
     session = Router(agents, strategy=late).session(store=store)
     assert ask(session, "s").text == "from a"
-    assert ask(session, "a long one").text == "again a"  # a conversation that is somebody's is not given away
+    assert ask(session, "a long one").text == "again a"  # a conversation with an active agent is not given away
     with pytest.raises(InvalidArgument, match="none of a, b"):
         ask(Router(agents, strategy=lambda message, known: "c").session(store=store), "x")
     with pytest.raises(InvalidArgument, match="strategy="):
@@ -766,7 +766,7 @@ def test_a_budget_is_not_something_that_another_agent_does_better(store: Store, 
     assert spare.requests == []
 
 
-# -- a life of their own -----------------------------------------------------------------------------------------------
+# -- streams, cancels and resumes --------------------------------------------------------------------------------------
 
 
 def test_leaving_the_stream_of_a_flow_cancels_all_of_it(store: Store) -> None:

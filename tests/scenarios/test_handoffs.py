@@ -64,7 +64,7 @@ def test_a_handoff_takes_the_whole_conversation_along(store: Store, ask: Ask) ->
         ("user", "Hi"), ("user", "[triage] Hello!"), ("user", "My bill?"),
         ("user", "[triage] The conversation goes on with billing. It is about money."),
     ]  # fmt: skip
-    assert ask(session, "Sure?").text == "Yes."  # the next message goes to whoever has the conversation
+    assert ask(session, "Sure?").text == "Yes."  # the next message goes to the active agent
     assert second.list_messages()[-2:] == [("assistant", "5 euros."), ("user", "Sure?")]
     started = session.events(types="agent.started")[0]
     assert started.data == {"agent": "billing", "path": "+1", "from": "triage", "active": "billing"}

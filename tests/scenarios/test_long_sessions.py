@@ -353,7 +353,7 @@ def test_pruning_while_others_write_loses_nothing(store: Store) -> None:
 
 
 class ExpectedHistory:
-    """A session and what its messages should be, move by move."""
+    """A session and its expected messages, after each random operation."""
 
     def __init__(self, store: Store, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -1089,7 +1089,7 @@ def test_context_is_what_the_next_turn_is_sent(store: Store, do: Do, ask: Ask) -
 
 def test_context_is_shown_for_any_agent_and_for_none(store: Store, do: Do) -> None:
     session = make_long_session(store, 3, system="You sell tea.")
-    bare = do(session, "context")  # nobody is asked yet
+    bare = do(session, "context")  # no model is asked yet
     assert [part.kind for part in bare.parts] == ["system", "message", "message", "message"]
     other, _ = make_recording_agent("fine", instructions="Be loud.", window=5000)
     context = do(session, "context", agent=other)

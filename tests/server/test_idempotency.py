@@ -201,7 +201,7 @@ def test_the_mark_of_a_dead_server_runs_out(
     body = json.dumps({"text": "a"}, separators=(",", ":")).encode()
     client.post("/things", content=body, headers=make_key_header("other") | {"Content-Type": "application/json"})
     slips = {key for key, _ in store.kv_list("answers")}
-    # As a server leaves it that dies in the middle: the mark, and nobody to renew it.
+    # A server that dies in the middle leaves the mark, and no process renews it.
     scope = sha256(b'[null,"POST","/things","k"]').hexdigest()
     idempotency._AnswerRecord(store, scope).put_mark(sha256(b"\n" + body).hexdigest())
     assert len(store.kv_list("answers")) == len(slips) + 1

@@ -227,9 +227,7 @@ def test_the_file_of_a_server_may_bring_its_memory(tmp_path: Path) -> None:
         client = checked_server.client()
         put_memory(client, "k", "strawberry")
         assert list_keys(client.post("/memory/search", json={"query": "strawbery"})) == ["k"]  # as its service finds it
-        assert (
-            list_keys(client.get("/memory", params={"user_id": "somebody"})) == []
-        )  # whom it is for is said by requests
+        assert list_keys(client.get("/memory", params={"user_id": "somebody"})) == []  # the request names the user
 
 
 def test_what_the_library_keeps_the_server_shows(tenant_server: CheckedServer) -> None:

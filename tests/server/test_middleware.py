@@ -186,7 +186,7 @@ class TestHost:
         assert server.send_raw(f"GET /empty HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n")[0] == 403
 
     def test_decides_before_anything_else(self, server: Address) -> None:
-        """Also for what is public, what does not exist, and whoever has no key: a rebinding page learns nothing."""
+        """Also for what is public, what does not exist, and requests without a key: a rebinding page learns nothing."""
         for path in ("/open", "/", "/openapi.json", "/nowhere", "/broken"):
             assert server.send_raw(make_request(path, host="evil.example"))[0] == 403
         absolute = server.send_raw(make_request("http://localhost/empty", host="evil.example"))

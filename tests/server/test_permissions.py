@@ -1,4 +1,4 @@
-"""Who may do what: every route, asked by everybody, for what is theirs and for what is not."""
+"""Who may do what: every caller asks every route, for its own ids and for foreign ones."""
 
 from __future__ import annotations
 

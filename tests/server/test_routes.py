@@ -424,7 +424,7 @@ def test_the_context_shows_what_the_model_is_and_was_sent(checked_server: Checke
     then = expect_json(client.get("/sessions/s/context", params={"call": seq}))
     assert [part["kind"] for part in then["parts"]] == ["system", "tool", "message"]
     assert then["parts"][-1]["message"]["content"] == "My name is Alice"
-    expect_json(client.get("/sessions/s/context"))  # nobody named: it does not matter who would be asked
+    expect_json(client.get("/sessions/s/context"))  # no agent named: it does not matter which one would be asked
     expect_error(client.get("/sessions/s/context", params={"call": 1}), 400, "invalid_argument")
     expect_error(client.get("/sessions/s/context", params={"call": 2**63}), 400, "invalid_argument", "call")
 

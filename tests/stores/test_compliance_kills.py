@@ -22,7 +22,7 @@ from tests.proofs.crashes import shorten_leases
 
 
 class TestTheJudge:
-    """A judge that sees nothing proves nothing."""
+    """A check that finds nothing proves nothing."""
 
     def test_it_distinguishes_half_an_act_from_a_whole_one(self):
         was, will = {"sound": True, "said": 1}, {"sound": True, "said": 2}

@@ -133,7 +133,7 @@ class TestNames:
         assert [len(key.digest_with_key(text)) for text in (b"", b"a", MEGABYTE)] == [32, 32, 32]
 
     def test_names_and_marks_are_the_same_in_every_release(self) -> None:
-        # Stored data is looked up by these bytes: whatever changes them loses it.
+        # Stored data is looked up by these bytes: a change of them loses it.
         key = DataKey(MASTER)
         assert key.encrypt_name(b"diagnosis").hex() == "26fe275406dad4083218d57a1e456d12f672cec505d804bb195c"
         assert (

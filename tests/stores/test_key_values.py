@@ -22,7 +22,7 @@ Opener = Callable[[], Store]
 
 @contextmanager
 def lose_first_answer(action: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, the first answer to a COMMIT gets lost, after somebody else did something."""
+    """While the block runs, the first answer to a COMMIT gets lost, after `action` was called."""
     lost: list[str] = []
 
     def lose_answer(point: str) -> None:
@@ -41,7 +41,7 @@ def lose_first_answer(action: Callable[[], object]) -> Iterator[None]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    """A way to open a fresh database, in whatever process."""
+    """A function that opens a fresh database, from any process."""
     if request.param == "sqlite":
         yield lambda: SQLiteStore(tmp_path / "values.db")
         return

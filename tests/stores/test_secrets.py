@@ -34,7 +34,7 @@ SECRETS = (
 
 
 def read_folder(folder: Path) -> bytes:
-    """Everything in the files of a folder. Only for stores that are closed, or files of somebody else's process."""
+    """Everything in the files of a folder. Only for stores that are closed, or files of another process."""
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 

@@ -82,7 +82,7 @@ def test_waiting_writers_share_a_commit(tmp_path: Path) -> None:
         def commit_batch(batch: list) -> None:
             if not sizes:
                 sizes.append(len(batch))
-                gate.wait(30)  # until everybody else is waiting
+                gate.wait(30)  # until all other writers wait
             else:
                 sizes.append(len(batch))
             real(batch)

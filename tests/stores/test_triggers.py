@@ -1,4 +1,4 @@
-"""Immutable sessions against whoever uses the database by hand: triggers refuse, and the chain tells of the rest."""
+"""Immutable sessions against changes of the database by hand: triggers refuse, and the chain shows the rest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PastClock(Clock):
 
 
 class DirectConnection(Protocol):
-    """Somebody with a connection of their own; `:log` stands for the number of the session's log."""
+    """A connection to the database that bypasses holdfast; `:log` stands for the number of the session's log."""
 
     store: Store
     refusal: type[Exception]
@@ -214,7 +214,7 @@ class TestAnImmutableSession:
         ids=["last activity", "head", "view", "an old event"],
     )
     def test_is_not_unlocked_by_what_may_be_written(self, connection, attempt):
-        """Appends move the head, so triggers let that pass; it must open no door, and `verify` tells of it."""
+        """Appends move the head, so triggers let that pass; it must unlock nothing, and `verify` reports it."""
         make_session(connection.store, "free")
         session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
         number = session.log.number

@@ -1,4 +1,4 @@
-"""The crash kit itself: what a child acknowledged is known, and it dies where it was told to."""
+"""The crash kit itself: what a child acknowledged is known, and it dies at the chosen point."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ PATHS = [
 
 
 def try_tool(ctx: ToolContext, kind: str, path: str, outcome: Outcome) -> None:
-    """One try of one tool; whatever shows something of the outside is an escape."""
+    """One try of one tool; a result that shows something of the outside is an escape."""
     outcome.attempts += 1
     try:
         if kind == "read":

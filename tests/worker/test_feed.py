@@ -59,7 +59,7 @@ async def test_a_tail_that_opens_while_the_heads_are_asked_for_is_not_gone() -> 
 
 
 async def test_deltas_stand_between_the_events_they_were_heard_between() -> None:
-    """What a turn told before it appended is shown before that event, though the event may be read first."""
+    """The deltas of a turn are shown before the event that they precede, though the event may be read first."""
     store = MemoryStore()
     session = Session("s", store=store)
     feed = await open_feed(store, poll=60)
