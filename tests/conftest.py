@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from tests.kit import proof_options, quick_option
+from tests.kit.local_server import Listener
 from tests.kit.postgres import PostgresServer, postgres_server
-from tests.kit.serving import Listener
-from tests.kit.stores import names, open_kind, tables_of
+from tests.kit.stores import empty_tables, names, open_store
 from tests.proofs.crashes import Opener
 
 __all__ = ["postgres_server"]
@@ -73,7 +73,7 @@ def encrypted_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     if request.param == "sqlite":
         store: Store = SQLiteStore(tmp_path / f"sessions{next(names)}.db", key=key)
     else:
-        tables_of(request.getfixturevalue("shared_postgres"))
+        empty_tables(request.getfixturevalue("shared_postgres"))
         store = PostgresStore(request.getfixturevalue("database"), key=key)
     with store:
         yield store
@@ -82,18 +82,18 @@ def encrypted_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Each store in turn."""
-    return open_kind(request.param, request, tmp_path)
+    return open_store(request.param, request, tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def durable_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Each store that outlives its process."""
-    return open_kind(request.param, request, tmp_path)
+    return open_store(request.param, request, tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    """A way to open a fresh database, in whatever process."""
+    """A function that opens a fresh database, from any process."""
     if request.param == "sqlite":
         yield lambda: SQLiteStore(tmp_path / "log.db")
         return

@@ -66,15 +66,15 @@ SAMPLES: dict[str, Callable[[], AgentError]] = {
 PROVIDER = {"provider": "openai", "http_status": 429, "retryable": True, "retry_after": 2.5}
 
 
-def every_class() -> dict[str, type[AgentError]]:
+def list_classes() -> dict[str, type[AgentError]]:
     found = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
     return {name: value for name, value in found.items() if issubclass(value, AgentError)}
 
 
-CLASSES = every_class()
+CLASSES = list_classes()
 
 
-def sample(name: str) -> AgentError:
+def make_sample(name: str) -> AgentError:
     """An error of this class, with all of its facts."""
     if name in SAMPLES:
         return SAMPLES[name]()
@@ -114,7 +114,7 @@ class DefaultPickle(BrokenInit):
 
 
 def raise_sample(name: str) -> None:
-    raise sample(name)
+    raise make_sample(name)
 
 
 # -- in one process ----------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_every_error_has_a_code_and_a_status_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_facts_are_attributes_and_the_text_uses_them(name: str) -> None:
-    error = sample(name)
+    error = make_sample(name)
     assert str(error)
     for fact in errors._fact_names(type(error)):
         assert getattr(error, fact) is not None, fact
@@ -178,7 +178,7 @@ def test_notes_and_other_private_attributes_are_no_facts() -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_error_pickles_and_copies_with_its_facts(name: str) -> None:
-    assert_pickles(sample(name))
+    assert_pickles(make_sample(name))
 
 
 def test_the_check_finds_a_class_that_cannot_be_unpickled() -> None:
@@ -217,13 +217,13 @@ def test_every_error_of_a_worker_process_arrives() -> None:
         for name, result in results.items():
             with pytest.raises(AgentError) as caught:
                 result.get(timeout=60)
-            assert_same(caught.value, sample(name))
+            assert_same(caught.value, make_sample(name))
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def send(error: AgentError) -> Any:
+def send_as_json(error: AgentError) -> Any:
     """The error as a client of the server gets it."""
     status, body = error_body(error, "request-1")
     return error_from_json(orjson.loads(orjson.dumps(body)), status)
@@ -231,8 +231,8 @@ def send(error: AgentError) -> Any:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_error_arrives_at_a_client_with_its_facts(name: str) -> None:
-    error = sample(name)
-    found = send(error)
+    error = make_sample(name)
+    found = send_as_json(error)
     assert type(found) is type(error)
     assert (str(found), found.code, found.status) == (str(error), error.code, error.status)
     assert getattr(found, "request_id", None) == "request-1"
@@ -242,7 +242,7 @@ def test_every_error_arrives_at_a_client_with_its_facts(name: str) -> None:
 
 
 def test_a_fact_that_is_too_long_to_send_is_none() -> None:
-    found = send(errors.RoutingError("no agent could answer", ["x" * 501]))
+    found = send_as_json(errors.RoutingError("no agent could answer", ["x" * 501]))
     assert found.causes is None
     assert found.what == "no agent could answer"
 

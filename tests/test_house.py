@@ -29,32 +29,32 @@ house: Any = load_script()
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
+def measurement() -> Any:
     return house.measure()
 
 
-def lines(title: str, places: Iterable[object]) -> str:
+def describe_places(title: str, places: Iterable[object]) -> str:
     return "\n".join([title, *map(str, places)])
 
 
-def test_functions_are_named_by_verbs(found: Any) -> None:
-    title = f"{found.participle_share:.1f} % of the functions are named by a participle or a gerund:"
-    assert found.participle_share <= house.MAX_PARTICIPLES, lines(title, found.participles)
+def test_functions_are_named_by_verbs(measurement: Any) -> None:
+    title = f"{measurement.participle_share:.1f} % of the functions are named by a participle or a gerund:"
+    assert measurement.participle_share <= house.MAX_PARTICIPLES, describe_places(title, measurement.participles)
 
 
-def test_modules_are_nouns(found: Any) -> None:
-    title = f"{len(found.gerunds)} modules are named by a gerund:"
-    assert len(found.gerunds) <= house.MAX_GERUND_MODULES, lines(title, found.gerunds)
+def test_modules_are_nouns(measurement: Any) -> None:
+    title = f"{len(measurement.gerunds)} modules are named by a gerund:"
+    assert len(measurement.gerunds) <= house.MAX_GERUND_MODULES, describe_places(title, measurement.gerunds)
 
 
-def test_docstrings_and_comments_name_what_they_mean(found: Any) -> None:
-    title = f"{found.source.rate:.1f} riddle words per 1,000 in docstrings and comments:"
-    assert found.source.rate <= house.MAX_RIDDLES, lines(title, found.source.riddles)
+def test_docstrings_and_comments_name_what_they_mean(measurement: Any) -> None:
+    title = f"{measurement.source.rate:.1f} riddle words per 1,000 in docstrings and comments:"
+    assert measurement.source.rate <= house.MAX_RIDDLES, describe_places(title, measurement.source.riddles)
 
 
-def test_the_docs_name_what_they_mean(found: Any) -> None:
-    title = f"{found.pages.rate:.1f} riddle words per 1,000 in the docs:"
-    assert found.pages.rate <= house.MAX_RIDDLES, lines(title, found.pages.riddles)
+def test_the_docs_name_what_they_mean(measurement: Any) -> None:
+    title = f"{measurement.pages.rate:.1f} riddle words per 1,000 in the docs:"
+    assert measurement.pages.rate <= house.MAX_RIDDLES, describe_places(title, measurement.pages.riddles)
 
 
 # -- the measure itself --------------------------------------------------------------------------------------------
@@ -120,37 +120,37 @@ def write_tree(root: Path, module: str, source: str, page: str) -> Any:
 
 def test_a_tree_of_riddles_is_reported(tmp_path: Path) -> None:
     page = "# Page\n\nSomeone reads, and no one\nanswers.\n\n```python\nwhatever = 1\n```\n\nThe `told` key.\n"
-    found = write_tree(tmp_path, "keeping.py", RIDDLE, page)
-    assert [(place.name, place.line) for place in found.participles] == [("_told", 19), ("closing_drafts", 8)]
-    assert [place.name for place in found.gerunds] == ["keeping"]
-    riddles = [(place.name, place.line) for place in found.source.riddles]
+    measurement = write_tree(tmp_path, "keeping.py", RIDDLE, page)
+    assert [(place.name, place.line) for place in measurement.participles] == [("_told", 19), ("closing_drafts", 8)]
+    assert [place.name for place in measurement.gerunds] == ["keeping"]
+    riddles = [(place.name, place.line) for place in measurement.source.riddles]
     assert riddles == [("whoever", 1), ("nobody", 3), ("somebody", 8)]
-    assert [(place.name, place.line) for place in found.pages.riddles] == [("someone", 3), ("no one", 3)]
-    assert [place.name for place in found.twins] == ["Box.send / send_async"]
-    assert found.participle_share == 50.0
-    assert found.source.rate > house.MAX_RIDDLES
-    assert found.pages.rate > house.MAX_RIDDLES
+    assert [(place.name, place.line) for place in measurement.pages.riddles] == [("someone", 3), ("no one", 3)]
+    assert [place.name for place in measurement.twins] == ["Box.send / send_async"]
+    assert measurement.participle_share == 50.0
+    assert measurement.source.rate > house.MAX_RIDDLES
+    assert measurement.pages.rate > house.MAX_RIDDLES
     for reporting in (test_functions_are_named_by_verbs, test_docstrings_and_comments_name_what_they_mean):
         with pytest.raises(AssertionError, match=r"src/keeping\.py:\d+  "):
-            reporting(found)
+            reporting(measurement)
     with pytest.raises(AssertionError, match=r"docs/page\.md:3  someone"):
-        test_the_docs_name_what_they_mean(found)
-    listed = house.format_list(found)
+        test_the_docs_name_what_they_mean(measurement)
+    listed = house.format_list(measurement)
     assert "src/keeping.py:19  _told" in listed
     assert "docs/page.md:3  someone" in listed
 
 
 def test_a_clean_tree_is_not_reported(tmp_path: Path) -> None:
-    found = write_tree(tmp_path, "rows.py", CLEAN, "# Rows\n\nA row is a line.\n")
-    assert (found.participles, found.gerunds, found.twins) == ([], [], [])
-    assert (found.source.riddles, found.pages.riddles) == ([], [])
-    assert found.source.words > 0
-    assert found.pages.words > 0
-    test_functions_are_named_by_verbs(found)
-    test_modules_are_nouns(found)
-    test_docstrings_and_comments_name_what_they_mean(found)
-    test_the_docs_name_what_they_mean(found)
-    assert "0.0 %" in house.format_table(found)
+    measurement = write_tree(tmp_path, "rows.py", CLEAN, "# Rows\n\nA row is a line.\n")
+    assert (measurement.participles, measurement.gerunds, measurement.twins) == ([], [], [])
+    assert (measurement.source.riddles, measurement.pages.riddles) == ([], [])
+    assert measurement.source.words > 0
+    assert measurement.pages.words > 0
+    test_functions_are_named_by_verbs(measurement)
+    test_modules_are_nouns(measurement)
+    test_docstrings_and_comments_name_what_they_mean(measurement)
+    test_the_docs_name_what_they_mean(measurement)
+    assert "0.0 %" in house.format_table(measurement)
 
 
 @pytest.mark.parametrize(

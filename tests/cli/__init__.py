@@ -1,1 +1,1 @@
-"""The command line, through the front door."""
+"""The command line, run as a process."""

@@ -1,4 +1,4 @@
-"""The commands, through the front door."""
+"""The commands, run as processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from holdfast import Message, Session
 from holdfast.stores import MemoryStore, SQLiteStore
 
 
-def holdfast(*args: str | Path) -> subprocess.CompletedProcess[str]:
+def run_command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from holdfast.cli.main import main; main()", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_demo_tells_its_story_and_leaves_a_real_database(tmp_path: Path) -> None:
-    found = holdfast("demo", "--json", "--keep", tmp_path / "kept.db")
+    found = run_command("demo", "--json", "--keep", tmp_path / "kept.db")
     assert found.returncode == 0, found.stderr
     steps = [json.loads(line) for line in found.stdout.splitlines()]
     assert len(steps) == 5
@@ -36,13 +36,13 @@ def test_the_demo_tells_its_story_and_leaves_a_real_database(tmp_path: Path) -> 
 
 
 def test_the_demo_reads_well_on_a_terminal() -> None:
-    found = holdfast("demo")
+    found = run_command("demo")
     assert found.returncode == 0
     assert "1. A process keeps a conversation, and is killed while it writes." in found.stdout
 
 
 @pytest.fixture
-def exported(tmp_path: Path) -> Path:
+def exported_file(tmp_path: Path) -> Path:
     session = Session("s", store=MemoryStore())
     session.add_message(Message.user("hello"))
     file = tmp_path / "s.jsonl"
@@ -50,17 +50,17 @@ def exported(tmp_path: Path) -> Path:
     return file
 
 
-def test_verify_checks_a_file_without_a_database(exported: Path) -> None:
-    found = holdfast("verify", exported)
-    assert (found.returncode, found.stdout) == (0, f"{exported}: 2 events, chain holds\n")
+def test_verify_checks_a_file_without_a_database(exported_file: Path) -> None:
+    found = run_command("verify", exported_file)
+    assert (found.returncode, found.stdout) == (0, f"{exported_file}: 2 events, chain holds\n")
 
 
-def test_verify_tells_a_script_by_its_exit_code(exported: Path) -> None:
-    exported.write_text(exported.read_text().replace("hello", "hullo"))
-    found = holdfast("verify", exported, "--json")
+def test_verify_tells_a_script_by_its_exit_code(exported_file: Path) -> None:
+    exported_file.write_text(exported_file.read_text().replace("hello", "hullo"))
+    found = run_command("verify", exported_file, "--json")
     assert found.returncode == 1
     assert json.loads(found.stdout) == {"ok": False, "events": 1, "first_bad": 2, "why": "event 2 was altered"}
-    exported.write_text("no export")
-    found = holdfast("verify", exported)
+    exported_file.write_text("no export")
+    found = run_command("verify", exported_file)
     assert found.returncode == 2
     assert "Traceback" not in found.stderr

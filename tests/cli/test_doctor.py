@@ -16,7 +16,7 @@ from holdfast.stores import PostgresStore, SQLiteStore
 from tests.kit.postgres import PostgresServer
 
 
-class Doctor:
+class DoctorCommand:
     def __init__(self, home: Path) -> None:
         self.home = home
 
@@ -35,11 +35,11 @@ class Doctor:
 
 
 @pytest.fixture
-def doctor(tmp_path: Path) -> Doctor:
-    return Doctor(tmp_path)
+def doctor(tmp_path: Path) -> DoctorCommand:
+    return DoctorCommand(tmp_path)
 
 
-def test_a_fresh_machine_is_well_and_stays_untouched(doctor: Doctor) -> None:
+def test_a_fresh_machine_is_well_and_stays_untouched(doctor: DoctorCommand) -> None:
     found = doctor.run()
     assert found.returncode == 0, found.stdout
     assert found.stdout.splitlines()[0].startswith("ok    python: 3.")
@@ -48,7 +48,7 @@ def test_a_fresh_machine_is_well_and_stays_untouched(doctor: Doctor) -> None:
     assert list(doctor.home.iterdir()) == []
 
 
-def test_it_knows_a_store(doctor: Doctor) -> None:
+def test_it_knows_a_store(doctor: DoctorCommand) -> None:
     file = doctor.home / "sessions.db"
     SQLiteStore(file).close()
     before = file.stat().st_mtime_ns
@@ -73,7 +73,7 @@ def test_it_knows_a_store(doctor: Doctor) -> None:
     )
 
 
-def test_an_older_schema_is_only_named(doctor: Doctor) -> None:
+def test_an_older_schema_is_only_named(doctor: DoctorCommand) -> None:
     file = doctor.home / "sessions.db"
     SQLiteStore(file).close()
     db = apsw.Connection(str(file))
@@ -87,7 +87,7 @@ def test_an_older_schema_is_only_named(doctor: Doctor) -> None:
     db.close()
 
 
-def test_it_knows_postgresql(doctor: Doctor, postgres_server: PostgresServer) -> None:
+def test_it_knows_postgresql(doctor: DoctorCommand, postgres_server: PostgresServer) -> None:
     url = postgres_server.database()
     assert doctor(HOLDFAST_STORE=url)["store"] == ("ok", "PostgreSQL answers; the tables will be made")
     PostgresStore(url).close()
@@ -97,7 +97,7 @@ def test_it_knows_postgresql(doctor: Doctor, postgres_server: PostgresServer) ->
     assert "password" not in text
 
 
-def test_it_sees_open_doors(doctor: Doctor) -> None:
+def test_it_reports_insecure_settings(doctor: DoctorCommand) -> None:
     assert doctor("--host", "0.0.0.0")["settings"][0] == "fail"
     assert doctor("--host", "0.0.0.0", "--behind-proxy")["settings"][0] == "ok"
     assert doctor("--open")["token"][0] == "warn"
@@ -118,7 +118,7 @@ def test_it_sees_open_doors(doctor: Doctor) -> None:
     assert (found["data directory"][0], found["token"][0]) == ("ok", "ok")
 
 
-def test_it_sees_what_cannot_work(doctor: Doctor) -> None:
+def test_it_sees_what_cannot_work(doctor: DoctorCommand) -> None:
     assert doctor(HOLDFAST_LEASE_SECONDS="soon")["settings"] == (
         "fail",
         "HOLDFAST_LEASE_SECONDS='soon' is no number",

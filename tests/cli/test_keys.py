@@ -1,4 +1,4 @@
-"""`holdfast keys`, through the front door."""
+"""`holdfast keys`, run as a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.server.api_keys import find_key
 from holdfast.stores import SQLiteStore
 
 
-class Keys:
+class KeysCommand:
     def __init__(self, home: Path) -> None:
         self.home, self.url = home, f"sqlite:///{home / 'sessions.db'}"
 
@@ -24,11 +24,11 @@ class Keys:
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    return Keys(tmp_path)
+def keys(tmp_path: Path) -> KeysCommand:
+    return KeysCommand(tmp_path)
 
 
-def test_a_key_is_made_shown_once_listed_and_revoked(keys: Keys) -> None:
+def test_a_key_is_made_shown_once_listed_and_revoked(keys: KeysCommand) -> None:
     owner = ["--user", "alice", "--tenant", "acme", "--role", "read"]
     made = keys("create", *owner, "--name", "laptop", "--expires-days", "30")
     assert made.returncode == 0, made.stderr
@@ -55,7 +55,7 @@ def test_a_key_is_made_shown_once_listed_and_revoked(keys: Keys) -> None:
     assert (again.returncode, json.loads(again.stdout)) == (0, {"id": key_id, "revoked": True})
 
 
-def test_scripts_get_json(keys: Keys) -> None:
+def test_scripts_get_json(keys: KeysCommand) -> None:
     made = json.loads(keys("create", "--json").stdout)
     assert made["key"].split("_")[1] == made["id"]
     assert (made["role"], made["tenant"], made["user"], made["status"]) == ("write", "", None, "valid")
@@ -64,7 +64,7 @@ def test_scripts_get_json(keys: Keys) -> None:
     assert "digest" not in listed[0]
 
 
-def test_exit_codes_tell_what_happened(keys: Keys) -> None:
+def test_exit_codes_tell_what_happened(keys: KeysCommand) -> None:
     missing = keys("list")
     assert missing.returncode == 2
     assert "does not exist" in missing.stderr
@@ -86,7 +86,7 @@ def test_exit_codes_tell_what_happened(keys: Keys) -> None:
         assert "Traceback" not in found.stderr
 
 
-def test_without_a_store_it_is_the_one_a_server_would_use(keys: Keys) -> None:
+def test_without_a_store_it_is_the_one_a_server_would_use(keys: KeysCommand) -> None:
     made = keys("create", env={"XDG_DATA_HOME": str(keys.home / "data")})
     assert made.returncode == 0, made.stderr
     directory = keys.home / "data" / "holdfast"
@@ -94,7 +94,7 @@ def test_without_a_store_it_is_the_one_a_server_would_use(keys: Keys) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_names_cannot_paint_the_terminal(keys: Keys) -> None:
+def test_names_cannot_paint_the_terminal(keys: KeysCommand) -> None:
     keys("create", "--name", "red \x1b[31m", "--user", "a\nb")
     found = keys("list").stdout
     assert "\x1b" not in found

@@ -11,10 +11,10 @@ import pytest
 from holdfast import Agent
 from holdfast.client import AsyncClient, Client
 from holdfast.stores import SQLiteStore
+from tests.kit.local_server import TOKEN, Listener, LocalServer
 from tests.kit.proxy import Proxy
-from tests.kit.serving import TOKEN, Listener, Serving
 
-Scripted = Callable[..., Agent]
+AgentFactory = Callable[..., Agent]
 
 
 @pytest.fixture
@@ -24,44 +24,44 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 
 
 @pytest.fixture
-def serving(store: SQLiteStore, listener: Listener) -> Iterator[Serving]:
-    with Serving(store, listener=listener) as found:
+def local_server(store: SQLiteStore, listener: Listener) -> Iterator[LocalServer]:
+    with LocalServer(store, listener=listener) as found:
         yield found
 
 
 @pytest.fixture
-def client(serving: Serving) -> Iterator[Client]:
-    with Client(serving.url, token=TOKEN) as found:
+def client(local_server: LocalServer) -> Iterator[Client]:
+    with Client(local_server.url, token=TOKEN) as found:
         yield found
 
 
 @pytest.fixture
-async def async_client(serving: Serving) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(serving.url, token=TOKEN) as found:
+async def async_client(local_server: LocalServer) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(local_server.url, token=TOKEN) as found:
         yield found
 
 
 @pytest.fixture
-def proxy(serving: Serving) -> Iterator[Proxy]:
+def proxy(local_server: LocalServer) -> Iterator[Proxy]:
     """A way to the server that loses things on purpose."""
-    with Proxy(serving.port) as found:
+    with Proxy(local_server.port) as found:
         yield found
 
 
 @pytest.fixture
-def shaky(proxy: Proxy) -> Iterator[Client]:
+def unreliable_client(proxy: Proxy) -> Iterator[Client]:
     """A client whose connections are lost."""
     with Client(f"http://127.0.0.1:{proxy.port}", token=TOKEN, timeout=30) as found:
         yield found
 
 
 @pytest.fixture
-def scripted(serving: Serving) -> Scripted:
-    """`scripted("one", "two")`: an agent of the server, under the id "a"."""
+def register_agent(local_server: LocalServer) -> AgentFactory:
+    """`register_agent("one", "two")`: an agent of the server, under the id "a"."""
 
-    def make(*script: Any, **options: Any) -> Agent:
+    def register(*script: Any, **options: Any) -> Agent:
         agent = Agent(provider="scripted", script=list(script), **options)
-        serving.register("a", agent)
+        local_server.register("a", agent)
         return agent
 
-    return make
+    return register

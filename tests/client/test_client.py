@@ -38,8 +38,8 @@ from holdfast.models.base import Usage
 from holdfast.stores import SQLiteStore
 from holdfast.testing import call, error
 from holdfast.turn.sent_context import Context
-from tests.client.conftest import Scripted
-from tests.kit.serving import TOKEN, Serving
+from tests.client.conftest import AgentFactory
+from tests.kit.local_server import TOKEN, LocalServer
 
 
 @tool(approval="always")
@@ -106,8 +106,8 @@ def test_names_and_ids_may_hold_any_character(client: Client) -> None:
     assert session.get_state("a//b", scope="user") == ["a//b"]
 
 
-def test_temp_stays_with_the_client_and_is_gone_after_a_run(client: Client, scripted: Scripted) -> None:
-    scripted("one")
+def test_temp_stays_with_the_client_and_is_gone_after_a_run(client: Client, register_agent: AgentFactory) -> None:
+    register_agent("one")
     session = client.session("s", agent="a")
     session.set_state("t", [1], scope="temp")
     assert session.update_state("t", lambda t: [*t, 2], scope="temp") == [1, 2]
@@ -142,8 +142,8 @@ def test_agents_are_made_listed_replaced_and_deleted(client: Client) -> None:
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_turn_four_ways(client: Client, scripted: Scripted) -> None:
-    scripted("one", "two", "three", "four", name="shop")
+def test_a_turn_four_ways(client: Client, register_agent: AgentFactory) -> None:
+    register_agent("one", "two", "three", "four", name="shop")
     session = client.session("s", agent="a")
     first = session.run("a", metadata={"trace": 1})
     assert (first.text, first.status, first.steps, [m.role for m in first.messages]) == (
@@ -155,10 +155,10 @@ def test_a_turn_four_ways(client: Client, scripted: Scripted) -> None:
     assert [event.type for event in events][:1] == ["message_start"]
     assert events[-1].response.text == "three"  # type: ignore[union-attr]
 
-    async def streamed() -> str:
+    async def read_stream() -> str:
         return "".join([event.text async for event in session.stream_async("d") if event.type == "text_delta"])
 
-    assert asyncio.run(streamed()) == "four"
+    assert asyncio.run(read_stream()) == "four"
     assert [message.author for message in session.messages] == ["user", "shop"] * 4
     assert session.get_run(first.run_id).status == "finished"
     assert [run.status for run in session.runs()] == ["finished"] * 4
@@ -174,8 +174,10 @@ class Named:
     name: str
 
 
-def test_json_gives_an_instance_of_a_class_that_only_the_client_knows(client: Client, scripted: Scripted) -> None:
-    scripted('{"x": 1, "y": 2}', '{"name": "Ann"}', '{"x": 1, "y": 2}')
+def test_json_gives_an_instance_of_a_class_that_only_the_client_knows(
+    client: Client, register_agent: AgentFactory
+) -> None:
+    register_agent('{"x": 1, "y": 2}', '{"name": "Ann"}', '{"x": 1, "y": 2}')
     session = client.session("s", agent="a")
     assert session.json("a point", schema=Point).output == Point(x=1, y=2)
     assert session.json("a name", schema=Named).output == Named("Ann")
@@ -190,14 +192,14 @@ class Even(BaseModel):
             raise ValueError("odd")
 
 
-def test_what_only_the_class_refuses_is_a_schema_error_too(client: Client, scripted: Scripted) -> None:
-    scripted('{"n": 3}')
+def test_what_only_the_class_refuses_is_a_schema_error_too(client: Client, register_agent: AgentFactory) -> None:
+    register_agent('{"n": 3}')
     with pytest.raises(SchemaValidationError):
         client.session("s", agent="a").json("even", schema=Even)
 
 
-def test_approvals_from_another_object(client: Client, scripted: Scripted) -> None:
-    scripted(call("pay", {"cents": 5}, id="c"), "It is paid.", tools=[pay])
+def test_approvals_from_another_object(client: Client, register_agent: AgentFactory) -> None:
+    register_agent(call("pay", {"cents": 5}, id="c"), "It is paid.", tools=[pay])
     session = client.session("s", agent="a")
     waiting = session.run("pay")
     assert (waiting.status, waiting.text) == ("waiting", "")
@@ -217,8 +219,8 @@ def test_approvals_from_another_object(client: Client, scripted: Scripted) -> No
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def test_errors_are_those_of_the_library_with_their_facts(client: Client, scripted: Scripted) -> None:
-    scripted(error("down"), *[call("pay", {"cents": 1})] * 3)
+def test_errors_are_those_of_the_library_with_their_facts(client: Client, register_agent: AgentFactory) -> None:
+    register_agent(error("down"), *[call("pay", {"cents": 1})] * 3)
     session = client.session("s", agent="a")
     with pytest.raises(ProviderUnavailable):
         session.run("x")
@@ -236,7 +238,7 @@ def test_errors_are_those_of_the_library_with_their_facts(client: Client, script
 
 
 @pytest.mark.parametrize("way", ["run", "stream"])
-def test_the_error_of_a_turn_is_the_same_over_a_stream(client: Client, serving: Serving, way: str) -> None:
+def test_the_error_of_a_turn_is_the_same_over_a_stream(client: Client, local_server: LocalServer, way: str) -> None:
     from holdfast import Agent
 
     @tool
@@ -244,24 +246,26 @@ def test_the_error_of_a_turn_is_the_same_over_a_stream(client: Client, serving: 
         """Look."""
         return "seen"
 
-    serving.register("a", Agent(provider="scripted", script=lambda _: call("look"), max_steps=3, tools=[look]))
+    local_server.register("a", Agent(provider="scripted", script=lambda _: call("look"), max_steps=3, tools=[look]))
     session = client.session("s", agent="a")
     with pytest.raises(MaxStepsExceeded) as caught:
         list(session.stream("go")) if way == "stream" else session.run("go")
     assert caught.value.steps == 3
 
 
-def test_nobody_gets_in_without_a_token(serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_request_without_a_token_is_refused(
+    local_server: LocalServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     for token in (None, "wrong-token-but-long-enough"):
         with pytest.raises(Unauthorized):
-            Client(serving.url, token=token).sessions()
+            Client(local_server.url, token=token).sessions()
     monkeypatch.setenv("HOLDFAST_TOKEN", TOKEN)
-    assert Client(serving.url).sessions() == []
+    assert Client(local_server.url).sessions() == []
     monkeypatch.delenv("HOLDFAST_TOKEN")
     (tmp_path / "token").write_text(TOKEN + "\n")
-    assert Client(serving.url).sessions() == []
+    assert Client(local_server.url).sessions() == []
     assert _token_for("https://elsewhere.example", None) is None  # it would learn the token of this machine
 
 
@@ -294,12 +298,12 @@ def test_bad_patience_is_refused(options: dict[str, Any]) -> None:
         Client(**options)
 
 
-def test_a_key_of_a_user_sees_its_own(serving: Serving, store: SQLiteStore, client: Client) -> None:
+def test_a_key_of_a_user_sees_its_own(local_server: LocalServer, store: SQLiteStore, client: Client) -> None:
     from holdfast.server.api_keys import create_key
 
     client.session("of bob", user_id="bob")
     key, _ = create_key(store, user="alice", role="write")
-    alice = Client(serving.url, token=key)
+    alice = Client(local_server.url, token=key)
     assert alice.session("mine").user_id == "alice"
     with pytest.raises(SessionNotFound):
         alice.open("of bob")
@@ -311,8 +315,10 @@ def test_a_key_of_a_user_sees_its_own(serving: Serving, store: SQLiteStore, clie
 # -- awaited -----------------------------------------------------------------------------------------------------------
 
 
-async def test_everything_is_awaited_in_the_awaited_client(async_client: AsyncClient, scripted: Scripted) -> None:
-    scripted("one", "two", '{"n": 3}', call("pay", {"cents": 5}, id="c"), "It is paid.", tools=[pay])
+async def test_everything_is_awaited_in_the_awaited_client(
+    async_client: AsyncClient, register_agent: AgentFactory
+) -> None:
+    register_agent("one", "two", '{"n": 3}', call("pay", {"cents": 5}, id="c"), "It is paid.", tools=[pay])
     session = await async_client.session("s", agent="a", user_id="alice", budget=Budget(turns=100))
     assert isinstance(session, AsyncRemoteSession)
     assert (await session.run("a")).text == "one"
@@ -365,10 +371,10 @@ async def test_everything_is_awaited_in_the_awaited_client(async_client: AsyncCl
     assert (await async_client.health())["status"] == "ok"
 
 
-async def test_many_at_once(async_client: AsyncClient, serving: Serving) -> None:
+async def test_many_at_once(async_client: AsyncClient, local_server: LocalServer) -> None:
     from holdfast import Agent
 
-    serving.register("a", Agent(provider="scripted", script=lambda request: request.messages[-1].text))
+    local_server.register("a", Agent(provider="scripted", script=lambda request: request.messages[-1].text))
     sessions = await asyncio.gather(*[async_client.session(f"s{n}", agent="a") for n in range(20)])
     answers = await asyncio.gather(*[session.run(f"q{n}") for n, session in enumerate(sessions)])
     assert [answer.text for answer in answers] == [f"q{n}" for n in range(20)]

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.client import Client
 from tests.client.test_server_kills import APP
-from tests.kit.servers import PATIENCE, TOKEN, ServerProcess
+from tests.kit.server_process import PATIENCE, TOKEN, ServerProcess
 
 PROGRAM = """
 import sys
@@ -42,7 +42,7 @@ def test_a_run_is_cancelled_when_its_reader_leaves(tmp_path: Path, last: str) ->
         )
         assert (done.returncode, done.stderr) == (0, "")
         with Client(server.url, token=TOKEN) as client:
-            assert end_of_turn(client) == "turn.cancelled"
+            assert wait_for_end_of_turn(client) == "turn.cancelled"
 
 
 def test_breaking_out_of_a_stream_needs_no_garbage_collector(tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ def test_breaking_out_of_a_stream_needs_no_garbage_collector(tmp_path: Path) -> 
             for event in session.stream("go"):
                 if event.type == "text_delta":
                     break
-            assert end_of_turn(client) == "turn.cancelled"
+            assert wait_for_end_of_turn(client) == "turn.cancelled"
     finally:
         gc.enable()
 
 
-def end_of_turn(client: Client) -> str:
+def wait_for_end_of_turn(client: Client) -> str:
     deadline = time.monotonic() + PATIENCE
     while True:
         found = [event.type for event in client.open("s").events(limit=None) if event.type.startswith("turn.")][-1]

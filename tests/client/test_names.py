@@ -22,21 +22,21 @@ OF_THE_STORE = {"store", "on_log", "open", "list", "import_", "from_dict", "eras
 INTERNAL = {"prune_if_due", "in_turn"}
 
 
-def public(kind: type) -> set[str]:
+def list_public_names(kind: type) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")} - INTERNAL
 
 
 def test_every_name_of_a_session_is_there() -> None:
-    assert public(Session) - OF_THE_STORE <= public(RemoteSession) | {"agent"}
-    plain = {name for name in public(Session) - OF_THE_STORE if not name.endswith("_async")}
-    assert plain <= public(AsyncRemoteSession) | {"agent"}
-    assert public(Facts) <= public(RemoteFacts)
-    assert public(Facts) <= public(AsyncRemoteFacts)
+    assert list_public_names(Session) - OF_THE_STORE <= list_public_names(RemoteSession) | {"agent"}
+    plain = {name for name in list_public_names(Session) - OF_THE_STORE if not name.endswith("_async")}
+    assert plain <= list_public_names(AsyncRemoteSession) | {"agent"}
+    assert list_public_names(Facts) <= list_public_names(RemoteFacts)
+    assert list_public_names(Facts) <= list_public_names(AsyncRemoteFacts)
 
 
 @pytest.mark.parametrize("remote", [RemoteSession, AsyncRemoteSession])
 def test_the_parameters_are_those_of_the_session(remote: type) -> None:
-    for name in sorted(public(Session) & public(remote)):
+    for name in sorted(list_public_names(Session) & list_public_names(remote)):
         mine, theirs = inspect.getattr_static(Session, name), getattr(remote, name)
         if isinstance(mine, property) or not callable(mine):
             continue
@@ -72,7 +72,7 @@ def test_a_memory_of_a_server_is_asked_as_a_local_one_is(remote: type) -> None:
 
 
 def test_what_is_read_can_be_read_and_what_can_be_set_can_be_set() -> None:
-    for name in public(Session) - OF_THE_STORE:
+    for name in list_public_names(Session) - OF_THE_STORE:
         mine: Any = inspect.getattr_static(Session, name)
         if isinstance(mine, property):
             theirs: Any = inspect.getattr_static(RemoteSession, name)

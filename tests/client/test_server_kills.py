@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of an answer: the client waits for it, and is told the rest."""
+"""A server that is killed in the middle of an answer: the client waits for it and reads the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import AsyncClient, Client
-from tests.kit.servers import TOKEN, ServerProcess
+from tests.kit.server_process import TOKEN, ServerProcess
 
 APP = '''
 import time

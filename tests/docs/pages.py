@@ -19,11 +19,11 @@ import sys
 import time
 from pathlib import Path
 
-from tests.docs.serving import HOLDFAST, PAGES_SAY, PATIENCE, Served
+from tests.docs.page_server import HOLDFAST, PAGES_SAY, PATIENCE, PageServer
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 KINDS = ("python", "text", "sh", "console", "sql")
-QUIET = 1.0  # seconds after which a stream that goes on for ever has told what there is
+QUIET = 1.0  # seconds after which a stream that goes on for ever counts as complete
 _FILE = re.compile(r"# (\w+\.py)\n")
 _RUN_ID = re.compile(r'"run_id":"(\w+)"')
 
@@ -37,7 +37,7 @@ class Page:
         self.environment = {"HOLDFAST_DATA": str(folder / "data"), "PATH": programs, **(environment or {})}
         self.names: dict[str, object] = {"__name__": path.stem}
         self._serves = "$ holdfast serve" in path.read_text()
-        self._server: Served | None = None
+        self._server: PageServer | None = None
         self._printed: str | None = None
 
     def run(self) -> None:
@@ -64,10 +64,10 @@ class Page:
         self._printed = out.getvalue()
         assert self._printed or "print(" not in code, code
 
-    def _text(self, said: str) -> None:
-        assert self._printed is not None, f"{self.path.name} says what nothing printed: {said}"
-        if not agrees(said, self._printed):
-            raise AssertionError(f"{self.path.name} says\n{said}\nand what is printed is\n{self._printed}")
+    def _text(self, expected: str) -> None:
+        assert self._printed is not None, f"{self.path.name} says what nothing printed: {expected}"
+        if not matches_page(expected, self._printed):
+            raise AssertionError(f"{self.path.name} says\n{expected}\nand what is printed is\n{self._printed}")
         self._printed = None
 
     def _sh(self, code: str) -> None:
@@ -76,7 +76,7 @@ class Page:
             assert _RUN_ID.findall(self._shell(code)) == _RUN_ID.findall(self._printed) != [], code
 
     def _shell(self, code: str) -> str:
-        """What bash prints. What goes on for ever is interrupted, as the page tells its reader to do."""
+        """Run a script with bash and return what it prints. A command without an end is interrupted, as on the page."""
         goes_on = "/events" in code and "curl -N" in code
         with (self.folder / "out").open("w+") as out:
             process = subprocess.Popen(
@@ -105,19 +105,19 @@ class Page:
             if not line.startswith("$ "):
                 said.append(line)
                 continue
-            self._agrees("".join(said), printed)
+            self._compare_output("".join(said), printed)
             said, printed = [], ""
             words = shlex.split(line[2:], comments=True)
             if words[:2] == ["holdfast", "serve"]:
                 self._serve(words[2:])
             elif words[0] == "holdfast":
                 printed = self._command(words[1:])
-        self._agrees("".join(said), printed)
+        self._compare_output("".join(said), printed)
 
-    def _agrees(self, said: str, printed: str) -> None:
-        if said:
+    def _compare_output(self, expected: str, printed: str) -> None:
+        if expected:
             self._printed = printed
-            self._text(said)
+            self._text(expected)
 
     def _command(self, words: list[str]) -> str:
         found = subprocess.run(
@@ -133,7 +133,7 @@ class Page:
 
     def _serve(self, arguments: list[str]) -> None:
         self._stop()
-        self._server = Served(arguments, self.folder, self.environment)
+        self._server = PageServer(arguments, self.folder, self.environment)
 
     def _stop(self) -> None:
         if self._server is not None:
@@ -144,10 +144,10 @@ class Page:
         """Statements for a database of the reader's; a test of their own runs them."""
 
 
-def agrees(said: str, printed: str) -> bool:
-    """Whether a page tells the truth; `…` stands for anything."""
-    pattern = ".*".join(re.escape(part) for part in said.split("…"))
-    return said == printed or re.fullmatch(pattern, printed.rstrip("\n") + "\n", re.DOTALL) is not None
+def matches_page(expected: str, printed: str) -> bool:
+    """Whether the printed text is what the page says; `…` stands for any text."""
+    pattern = ".*".join(re.escape(part) for part in expected.split("…"))
+    return expected == printed or re.fullmatch(pattern, printed.rstrip("\n") + "\n", re.DOTALL) is not None
 
 
 def _wait_until_quiet(out: Path) -> None:
@@ -160,5 +160,5 @@ def _wait_until_quiet(out: Path) -> None:
         time.sleep(0.02)
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def list_blocks(page: Path, language: str) -> list[str]:
     return [code for found, code in BLOCK.findall(page.read_text()) if found == language]

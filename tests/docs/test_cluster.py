@@ -9,13 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def tell(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "examples.cluster", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_killed_server_loses_nothing_and_doubles_nothing() -> None:
-    found = tell()
+    found = run_example()
     assert found.returncode == 0, found.stdout + found.stderr
     assert "3. A is killed (kill -9) while it charges for order 1 of customer-1." in found.stdout
     assert "18 orders, 18 answers, 18 payments" in found.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def told(name: str) -> list[str]:
+def run_example(name: str) -> list[str]:
     """The lines that an example prints."""
     assert f"python -m examples.{name}" in (ROOT / "Makefile").read_text()
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
@@ -21,13 +21,13 @@ def told(name: str) -> list[str]:
     return [line.strip() for line in found.stdout.splitlines() if line.strip()]
 
 
-def authors(lines: list[str]) -> list[str]:
+def list_authors(lines: list[str]) -> list[str]:
     return [line.split(":")[0] for line in lines]
 
 
 def test_a_writer_and_a_reviewer_go_on_until_the_draft_is_good() -> None:
-    lines = told("writer_reviewer")
-    assert authors(lines[:7]) == ["user", "writer", "reviewer", "writer", "reviewer", "writer", "reviewer"]
+    lines = run_example("writer_reviewer")
+    assert list_authors(lines[:7]) == ["user", "writer", "reviewer", "writer", "reviewer", "writer", "reviewer"]
     assert lines[6] == "reviewer: The draft is good."
     assert lines[7] == "3 rounds, ended by the condition."
     assert lines[8].removeprefix("The draft: ") == lines[5].removeprefix("writer: ")
@@ -35,7 +35,7 @@ def test_a_writer_and_a_reviewer_go_on_until_the_draft_is_good() -> None:
 
 
 def test_a_support_desk_hands_over_and_back_and_asks_a_person_for_a_refund() -> None:
-    lines = told("support_desk")
+    lines = run_example("support_desk")
     assert "triage: Hello Alice, what can we do for you?" in lines
     waits = next(at for at, line in enumerate(lines) if "waits for a person: refund" in line)
     assert "19.99 EUR for order 17" in lines[waits + 1]  # not before the person said yes
@@ -52,7 +52,7 @@ def test_a_support_desk_hands_over_and_back_and_asks_a_person_for_a_refund() -> 
 
 
 def test_a_killed_pipeline_goes_on_and_what_it_found_is_known_later() -> None:
-    lines = told("research_pipeline")
+    lines = run_example("research_pipeline")
     killed = lines.index("2. It is killed (kill -9) while the analyst computes. Another one looks:")
     later = lines.index("3. A week later, in another session and another process:")
     before, after = lines[:killed], lines[killed:later]

@@ -11,7 +11,7 @@ import pytest
 from holdfast import Message, Session
 from holdfast.errors import ImmutableSession
 from holdfast.stores import PostgresStore
-from tests.docs.pages import blocks
+from tests.docs.pages import list_blocks
 from tests.kit.postgres import PostgresServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
@@ -25,7 +25,7 @@ def test_a_database_in_use_is_partitioned_and_sessions_notice_nothing(postgres_s
             session.add_messages([Message.user("before"), Message.assistant("yes")])
         Session("kept", store=store, retention={"immutable": True}).add_message(Message.user("stay"))
         exports = [session.export() for session in sessions]
-        for statements in blocks(PAGE, "sql"):
+        for statements in list_blocks(PAGE, "sql"):
             db.execute(statements)
         db.execute("ALTER ROLE CURRENT_USER RESET ALL")  # it is the role of other tests too
         assert [session.export() for session in sessions] == exports

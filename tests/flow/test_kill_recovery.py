@@ -14,14 +14,14 @@ from holdfast.models.base import ModelRequest
 from holdfast.testing.crash import Acknowledge, Child, Point, run_in_child
 from tests.proofs import flows
 from tests.proofs.crashes import Opener
-from tests.proofs.turns import make_sessions, sound
+from tests.proofs.turns import find_session_faults, make_sessions
 
 
 @pytest.fixture
-def witness(tmp_path: Path) -> flows.Witness:
+def trace(tmp_path: Path) -> flows.CallTrace:
     directory = tmp_path / "seen"
     directory.mkdir()
-    return flows.Witness(directory)
+    return flows.CallTrace(directory)
 
 
 class TestKilled:
@@ -39,18 +39,18 @@ class TestKilled:
         ],
         ids=str,
     )
-    def test_another_process_goes_on_with_whoever_is_not_over(self, opener: Opener, point: Point) -> None:
+    def test_another_process_goes_on_with_the_agents_that_have_not_finished(self, opener: Opener, point: Point) -> None:
         make_sessions(opener, ["s"])
-        assert flows.life(opener, "s", point, [], Random(7)) == ([], 0)
+        assert flows.kill_and_recover(opener, "s", point, [], Random(7)) == ([], 0)
 
     def test_a_recovery_may_die_too(self, opener: Opener) -> None:
         make_sessions(opener, ["s"])
         again = [Point("after record", 3), Point("after answer", 2)]
-        assert flows.life(opener, "s", Point("after answer", 4), again, Random(7)) == ([], 2)
+        assert flows.kill_and_recover(opener, "s", Point("after answer", 4), again, Random(7)) == ([], 2)
 
-    def test_a_new_message_settles_what_the_agents_did(self, opener: Opener, witness: flows.Witness) -> None:
+    def test_a_new_message_settles_what_the_agents_did(self, opener: Opener, trace: flows.CallTrace) -> None:
         make_sessions(opener, ["s"])
-        work = flows.asking(opener, "s", witness, awaited=False)
+        work = flows.make_asking_work(opener, "s", trace, awaited=False)
         assert run_in_child(work, at=Point("after record", 16)).killed
         with opener() as store:
             session = Session.open("s", store=store, agent=Agent(provider="scripted", script=["All right."]))
@@ -61,7 +61,7 @@ class TestKilled:
             assert authors[:4] == ["user", "planner", "helper", "planner"]  # in their order, as far as they came
             assert authors[-3:] == ["assistant", "user", "assistant"]
             assert session.messages[-3].metadata == {"interrupted": True}
-            assert sound(store, session) == []
+            assert find_session_faults(store, session) == []
 
 
 class TestAtOnce:
@@ -102,7 +102,7 @@ class TestAtOnce:
             assert response is not None
             assert response.text == "done"
             assert [message.author for message in session.messages] == ["user", "slow", "quick", "last"]
-            assert sound(store, session) == []
+            assert find_session_faults(store, session) == []
         assert not (tmp_path / "asked-False").exists()
 
 
@@ -110,7 +110,7 @@ class TestShared:
     def test_processes_with_agents_of_their_own_take_turns(self, opener: Opener) -> None:
         make_sessions(opener, ["s"])
 
-        def talking(name: str) -> object:
+        def make_talker(name: str) -> object:
             def work(acknowledge: Acknowledge) -> None:
                 with opener() as store:
                     agent = Agent(provider="scripted", script=lambda _: f"{name} speaks", name=name)
@@ -121,12 +121,12 @@ class TestShared:
 
             return work
 
-        with Child(talking("one")) as one, Child(talking("two")) as two:  # type: ignore[arg-type]
+        with Child(make_talker("one")) as one, Child(make_talker("two")) as two:  # type: ignore[arg-type]
             assert one.next() == two.next() == "done"
         with opener() as store:
             session = Session.open("s", store=store)
             messages = session.messages
             assert [message.role for message in messages] == ["user", "assistant"] * 10
             for question, answer in zip(messages[::2], messages[1::2], strict=True):
-                assert answer.author == question.text.split()[0]  # nobody answered in between
-            assert sound(store, session) == []
+                assert answer.author == question.text.split()[0]  # no other agent answered in between
+            assert find_session_faults(store, session) == []

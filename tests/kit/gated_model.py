@@ -1,4 +1,4 @@
-"""A model that speaks when a test lets it."""
+"""A model that sends a piece of text only when a test allows it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from holdfast.models.scripted import stream_items
 PATIENCE = 30.0
 
 
-class Drip:
-    """Says one text, again and again, a piece each time that it is let."""
+class GatedModel:
+    """Sends the same text at each request, one piece for each piece that the test allows."""
 
     name, provider, context_window = "drip", "test", 128_000
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.asked = 0
+        self.request_count = 0
         self._allowed = threading.Semaphore(0)
 
-    def let(self, pieces: int = 1000) -> None:
+    def allow_pieces(self, pieces: int = 1000) -> None:
         self._allowed.release(pieces)
 
     def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
-        self.asked += 1
+        self.request_count += 1
         for event in stream_items([self.text], request):
             if isinstance(event, TextDelta):
                 assert self._allowed.acquire(timeout=PATIENCE), "the test let nothing through"

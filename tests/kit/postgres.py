@@ -170,7 +170,7 @@ class PostgresServer:
         return self._dsn(name, tcp=tcp)
 
     def drop(self, dsn: str) -> None:
-        """Drop the database of a dsn, whoever is still connected to it."""
+        """Drop the database of a dsn, with open connections too."""
         name = str(conninfo_to_dict(dsn)["dbname"])
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
@@ -257,7 +257,7 @@ class PostgresServer:
 
 
 class _PortTaken(PostgresFailed):
-    """Somebody else took the port between our look at it and the server's."""
+    """Another process took the port after it was found free and before the server bound it."""
 
 
 def _spawn(
@@ -284,7 +284,7 @@ def _spawn(
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Whom the server runs as: PostgreSQL refuses root, so for root it is nobody, who exists without being created."""
+    """The account of the server: PostgreSQL refuses root, so root uses the account `nobody`, which always exists."""
     if os.geteuid() != 0:
         return None
     try:
@@ -324,7 +324,7 @@ def _has_room(place: str) -> bool:
 
 
 def _free_port() -> int:
-    """A port nobody listens on, below those the kernel gives to clients.
+    """A port without a listener, below the range that the kernel gives to clients.
 
     Were it one of those, a client could be given it while the server restarts, and even connect to itself.
     """

@@ -97,7 +97,7 @@ class Survey:
     first: str | None
 
 
-def survey(
+def survey_crashes(
     workload: Callable[[str, str, Callable[[T], None]], None],
     check: Callable[[str, Sequence[T]], str | None],
     *,
@@ -187,9 +187,9 @@ class _Disk:
             case "write" if file:  # a failed one, too: it holds the prefix that was written
                 file.unsynced.append(operation)
             case "sync" if file and operation.failed:
-                file.settle(_nothing)
+                file.settle(_choose_none)
             case "sync" if file:
-                file.settle(_everything)
+                file.settle(_choose_all)
                 history[:] = [file]
             case "truncate" if file and not operation.failed:
                 file.unsynced.append(operation)
@@ -204,7 +204,7 @@ class _Disk:
     def crash(self, rng: random.Random) -> dict[str, bytes]:
         """The files as a disk might hold them now."""
         survivors = {name: rng.choice(history) for name, history in self._names.items()}
-        return {name: file.crash(_some(rng)) for name, file in survivors.items() if file}
+        return {name: file.crash(_choose_some(rng)) for name, file in survivors.items() if file}
 
 
 def _resize(content: bytearray, size: int) -> None:
@@ -212,15 +212,15 @@ def _resize(content: bytearray, size: int) -> None:
     content.extend(bytes(size - len(content)))
 
 
-def _everything(sectors: range) -> Sequence[int]:
+def _choose_all(sectors: range) -> Sequence[int]:
     return sectors
 
 
-def _nothing(sectors: range) -> Sequence[int]:
+def _choose_none(sectors: range) -> Sequence[int]:
     return ()
 
 
-def _some(rng: random.Random) -> Choose:
+def _choose_some(rng: random.Random) -> Choose:
     odds = rng.choice((0.0, 0.25, 0.5, 0.75, 1.0))  # at 0 only what was synced is left, at 1 nothing is lost
 
     def choose(sectors: range) -> Sequence[int]:

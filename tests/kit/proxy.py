@@ -31,7 +31,7 @@ class _Rule:
 
 
 class Proxy:
-    """Passes bytes between clients and a port of this machine, until told to lose some.
+    """Passes bytes between clients and a port of this machine, and loses some of them by a rule.
 
     A rule looks at a request: what a client has sent since the server last spoke. A new rule replaces the one before,
     and stands until it has cut `times` connections, or until `pass_all`.
@@ -106,7 +106,7 @@ class Proxy:
         self._set_rule(match, forward=True, times=times)
 
     def delay(self, seconds: float) -> None:
-        """Hold whatever clients send for so long, or until the delay is changed; then the rule applies."""
+        """Hold what clients send for so long, or until the delay is changed; then the rule applies."""
         with self._lock:
             self._delay = seconds
             self._switched.notify_all()
@@ -281,7 +281,7 @@ class _Link:
             raise
         finally:
             replies.join()
-            self.sever()  # before the sockets are closed, so that nobody shuts down a number that is somebody else's
+            self.sever()  # before the sockets are closed: a later shutdown could hit a reused descriptor
 
     def _pass_requests(self, server: socket.socket) -> None:
         read = self._proxy._reader()

@@ -6,7 +6,10 @@ import pytest
 
 # Parameters of tests that run on memory or SQLite as well, or are asked in another way.
 LEFT_OUT_PARAMETERS = {"postgres", "documents", "server", "run_async", "stream", "stream_async", "awaited"}
-LEFT_OUT_FIXTURES = {"postgres_server", "database", "shared_postgres", "listener", "serving", "client", "house"}
+LEFT_OUT_FIXTURES = {
+    *("postgres_server", "database", "shared_postgres", "listener", "local_server", "client"),
+    *("run_server", "secured_server", "agent_host"),
+}
 # Folders and files that start servers and processes, or wait for a clock, in most of their tests.
 LEFT_OUT_PATHS = (
     *("benchmarks/", "cli/", "client/", "docs/", "kit/", "properties/test_h", "server/", "tools/test_sandbox"),

@@ -1,12 +1,12 @@
-"""A SQLite VFS that numbers every change to a database's files, tells it to observers, and fails it on demand.
+"""A SQLite VFS that numbers every change to a database's files, reports it to observers, and fails it on demand.
 
-What must stay true: an operation is told after it took effect, in the order in which it took effect, and a failed
-one says what took effect all the same. Power-loss states are built from what is told here, so a wrong order would
+What must stay true: an operation is reported after it took effect, in the order in which it took effect, and a failed
+one says what took effect all the same. Power-loss states are built from what is reported here, so a wrong order would
 invent losses or hide them.
 
 Only the shared memory of WAL mode (`-shm`) passes by unseen: apsw offers no hook for it, and it is rebuilt after a
-crash. One thing is harsher than life: where SQLite swallows a failure (an automatic checkpoint after a commit, the
-checkpoint of the last close), apsw still raises it from the call on top, although the commit stands.
+crash. One thing is harsher than a real disk: where SQLite swallows a failure (an automatic checkpoint after a commit,
+the checkpoint of the last close), apsw still raises it from the call on top, although the commit stands.
 """
 
 import os
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One change to a database, `-wal` or `-journal` file; `failed` if SQLite was told that it did not happen."""
+    """One change to a database, `-wal` or `-journal` file; `failed` if SQLite got an error for it."""
 
     index: int = 0
     kind: Kind
@@ -105,7 +105,7 @@ class FaultVFS(apsw.VFS):
             self._observers.append(observer)
 
     def perform(self, operation: Operation, act: Callable[[Operation], T]) -> T:
-        """Do an operation, or what a due fault leaves of it, and tell it."""
+        """Do an operation, or what a due fault leaves of it, and report it."""
         with self._lock:
             fault = self._due(operation.kind)
             operation = replace(operation, index=self.counts.total())

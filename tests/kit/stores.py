@@ -16,19 +16,19 @@ from tests.kit.documents import DictStore
 names = itertools.count()
 
 
-def tables_of(store: PostgresStore) -> None:
+def empty_tables(store: PostgresStore) -> None:
     """Empty the database: cheaper than a new one for each test. Past the triggers, which guard immutable sessions."""
     logs = "logs events names sessions once leases snapshots blobs lineage indexed words retention erasures"
     qualified = ", ".join(f"holdfast.{name}" for name in f"{logs} master_key key_values run_queue".split())
 
-    def empty(db: Any) -> None:
+    def truncate_tables(db: Any) -> None:
         db.execute("SET LOCAL session_replication_role = replica")
         db.execute(f"TRUNCATE {qualified}")
 
-    store.server.transaction(empty)
+    store.server.transaction(truncate_tables)
 
 
-def open_kind(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def open_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if kind == "memory":
         return MemoryStore()
     if kind == "documents":
@@ -38,5 +38,5 @@ def open_kind(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Stor
         request.addfinalizer(store.close)
         return store
     shared: PostgresStore = request.getfixturevalue("shared_postgres")
-    tables_of(shared)
+    empty_tables(shared)
     return shared

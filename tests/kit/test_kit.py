@@ -28,7 +28,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def eventually(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not holds():
         if time.monotonic() > deadline:
@@ -40,12 +40,12 @@ def connect(dsn: str) -> psycopg.Connection:
     return psycopg.connect(dsn, autocommit=True)
 
 
-def notes(dsn: str) -> list[str]:
+def read_notes(dsn: str) -> list[str]:
     with connect(dsn) as connection:
         return [text for (text,) in connection.execute("SELECT text FROM note ORDER BY id")]
 
 
-def add(connection: psycopg.Connection, text: str) -> None:
+def add_note(connection: psycopg.Connection, text: str) -> None:
     connection.execute("INSERT INTO note (text) VALUES (%s)", [text])
 
 
@@ -54,7 +54,7 @@ def is_refused(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-class Line(NamedTuple):
+class ProxiedConnection(NamedTuple):
     """A client and a server in this process, with a proxy between them."""
 
     client: socket.socket
@@ -63,12 +63,12 @@ class Line(NamedTuple):
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
+def connection() -> Iterator[ProxiedConnection]:
     with socket.create_server(("127.0.0.1", 0)) as listener, Proxy(listener.getsockname()[1]) as proxy:
         listener.settimeout(60)
         with socket.create_connection(("127.0.0.1", proxy.port), 60) as client, listener.accept()[0] as server:
             server.settimeout(60)
-            yield Line(client, proxy, server)
+            yield ProxiedConnection(client, proxy, server)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def server(postgres_server: PostgresServer) -> PostgresServer:
 
 
 @pytest.fixture
-def notebook(server: PostgresServer) -> Iterator[str]:
+def notes_dsn(server: PostgresServer) -> Iterator[str]:
     """A database with a table to write into."""
     dsn = server.database(tcp=True)
     with connect(dsn) as connection:
@@ -135,12 +135,12 @@ class TestPostgresServer:
             dsn, port, pid = server.database(tcp=True), server.port, server.pid
             with closing(connect(dsn)) as connection, closing(psycopg.connect(dsn)) as uncommitted:
                 connection.execute("CREATE TABLE note (id bigserial PRIMARY KEY, text text NOT NULL)")
-                add(connection, "committed")
-                add(uncommitted, "uncommitted")
+                add_note(connection, "committed")
+                add_note(uncommitted, "uncommitted")
                 server.restart("immediate" if mode == "immediate" else "fast")
                 with pytest.raises(psycopg.OperationalError):
                     connection.execute("SELECT 1")
-            assert notes(dsn) == ["committed"]
+            assert read_notes(dsn) == ["committed"]
             assert server.port == port
             assert server.pid != pid
             assert ("was not properly shut down" in server.log_tail()) == (mode == "immediate")
@@ -158,7 +158,7 @@ class TestPostgresServer:
             pid, port, directory = server.pid, server.port, server.directory
         assert is_refused(port)
         assert not directory.exists()
-        with pytest.raises(ProcessLookupError):  # not even a zombie
+        with pytest.raises(ProcessLookupError):  # not even as a zombie process
             os.kill(pid, 0)
         server.stop()
         with pytest.raises(PostgresFailed):
@@ -171,7 +171,7 @@ class TestPostgresServer:
         )
         assert owner.returncode == -signal.SIGKILL, owner.stderr
         directory, port = owner.stdout.split()
-        eventually(lambda: not Path(directory).exists())
+        wait_until(lambda: not Path(directory).exists())
         assert is_refused(int(port))
 
     def test_says_why_it_cannot_start(self) -> None:
@@ -181,7 +181,7 @@ class TestPostgresServer:
         with pytest.raises(PostgresFailed, match="not been started"):
             _ = server.directory
 
-    def test_looks_for_another_port_when_somebody_took_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_looks_for_another_port_when_its_own_is_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             ports = iter([taken.getsockname()[1], taken.getsockname()[1]])
             find = sys.modules["tests.kit.postgres"]._free_port
@@ -192,156 +192,156 @@ class TestPostgresServer:
 
 
 class TestPostgresProxy:
-    def test_passes_everything_until_told_otherwise(self, notebook: str, proxy: PostgresProxy) -> None:
+    def test_passes_everything_without_a_rule(self, notes_dsn: str, proxy: PostgresProxy) -> None:
         long = "x" * 3_000_000
-        with connect(proxy.dsn(notebook)) as connection:
-            add(connection, long)
+        with connect(proxy.dsn(notes_dsn)) as connection:
+            add_note(connection, long)
             assert connection.execute("SELECT text FROM note").fetchone() == (long,)
         assert (proxy.accepted, proxy.requests_cut, proxy.replies_lost, proxy.connections_cut) == (1, 0, 0, 0)
 
-    def test_loses_a_reply_although_the_row_was_committed(self, notebook: str, proxy: PostgresProxy) -> None:
-        with closing(connect(proxy.dsn(notebook))) as connection:
-            add(connection, "heard")
+    def test_loses_a_reply_although_the_row_was_committed(self, notes_dsn: str, proxy: PostgresProxy) -> None:
+        with closing(connect(proxy.dsn(notes_dsn))) as connection:
+            add_note(connection, "heard")
             proxy.lose_reply_to(b"INSERT INTO")
             assert connection.execute("SELECT 1").fetchone() == (1,)
             with pytest.raises(psycopg.OperationalError):
-                add(connection, "unheard")
-        assert notes(notebook) == ["heard", "unheard"]
+                add_note(connection, "unheard")
+        assert read_notes(notes_dsn) == ["heard", "unheard"]
         assert (proxy.replies_lost, proxy.requests_cut) == (1, 0)
-        with connect(proxy.dsn(notebook)) as connection:
-            add(connection, "heard again")
+        with connect(proxy.dsn(notes_dsn)) as connection:
+            add_note(connection, "heard again")
         assert proxy.replies_lost == 1
 
-    def test_loses_the_reply_to_a_commit(self, notebook: str, proxy: PostgresProxy) -> None:
+    def test_loses_the_reply_to_a_commit(self, notes_dsn: str, proxy: PostgresProxy) -> None:
         proxy.lose_reply_to(b"COMMIT")
-        with closing(psycopg.connect(proxy.dsn(notebook))) as connection:
-            add(connection, "unheard")
+        with closing(psycopg.connect(proxy.dsn(notes_dsn))) as connection:
+            add_note(connection, "unheard")
             with pytest.raises(psycopg.OperationalError):
                 connection.commit()
-        assert notes(notebook) == ["unheard"]
+        assert read_notes(notes_dsn) == ["unheard"]
         assert proxy.replies_lost == 1
 
-    def test_cuts_before_a_commit_so_that_nothing_is_stored(self, notebook: str, proxy: PostgresProxy) -> None:
+    def test_cuts_before_a_commit_so_that_nothing_is_stored(self, notes_dsn: str, proxy: PostgresProxy) -> None:
         proxy.cut_before(b"COMMIT", times=1)
-        with closing(psycopg.connect(proxy.dsn(notebook))) as connection:
-            add(connection, "never")
+        with closing(psycopg.connect(proxy.dsn(notes_dsn))) as connection:
+            add_note(connection, "never")
             with pytest.raises(psycopg.OperationalError):
                 connection.commit()
-        assert notes(notebook) == []
+        assert read_notes(notes_dsn) == []
         assert (proxy.requests_cut, proxy.replies_lost) == (1, 0)
 
-    def test_cuts_before_a_statement_so_that_nothing_is_stored(self, notebook: str, proxy: PostgresProxy) -> None:
+    def test_cuts_before_a_statement_so_that_nothing_is_stored(self, notes_dsn: str, proxy: PostgresProxy) -> None:
         proxy.cut_before(b"INSERT INTO")
         for _ in range(2):
-            with closing(connect(proxy.dsn(notebook))) as connection, pytest.raises(psycopg.OperationalError):
-                add(connection, "x" * 500_000)
+            with closing(connect(proxy.dsn(notes_dsn))) as connection, pytest.raises(psycopg.OperationalError):
+                add_note(connection, "x" * 500_000)
         assert proxy.requests_cut == 2
         proxy.pass_all()
-        with connect(proxy.dsn(notebook)) as connection:
-            add(connection, "stored")
-        assert notes(notebook) == ["stored"]
+        with connect(proxy.dsn(notes_dsn)) as connection:
+            add_note(connection, "stored")
+        assert read_notes(notes_dsn) == ["stored"]
 
     @pytest.mark.parametrize("runs_before", [0, 1, 2])
     def test_knows_a_prepared_statement_by_its_text(
-        self, notebook: str, proxy: PostgresProxy, runs_before: int
+        self, notes_dsn: str, proxy: PostgresProxy, runs_before: int
     ) -> None:
-        with closing(connect(proxy.dsn(notebook))) as connection:
+        with closing(connect(proxy.dsn(notes_dsn))) as connection:
             connection.prepare_threshold = 1  # the first run is not prepared, the second prepares, the third uses it
             for number in range(runs_before):
-                add(connection, f"heard {number}")
+                add_note(connection, f"heard {number}")
             proxy.lose_reply_to(b"INSERT INTO")
             with pytest.raises(psycopg.OperationalError):
-                add(connection, "unheard")
-        assert notes(notebook)[runs_before:] == ["unheard"]
+                add_note(connection, "unheard")
+        assert read_notes(notes_dsn)[runs_before:] == ["unheard"]
         assert proxy.replies_lost == 1
 
-    def test_chooses_what_to_lose_by_a_predicate(self, notebook: str, proxy: PostgresProxy) -> None:
+    def test_chooses_what_to_lose_by_a_predicate(self, notes_dsn: str, proxy: PostgresProxy) -> None:
         proxy.cut_replies_after(lambda statement: b"INSERT" in statement and b"second" in statement)
-        with closing(connect(proxy.dsn(notebook))) as connection:
-            add(connection, "first")
+        with closing(connect(proxy.dsn(notes_dsn))) as connection:
+            add_note(connection, "first")
             with pytest.raises(psycopg.OperationalError):
-                add(connection, "second")
-        assert notes(notebook) == ["first", "second"]
+                add_note(connection, "second")
+        assert read_notes(notes_dsn) == ["first", "second"]
 
-    def test_waits_for_the_end_of_a_long_reply_before_it_is_lost(self, notebook: str, proxy: PostgresProxy) -> None:
+    def test_waits_for_the_end_of_a_long_reply_before_it_is_lost(self, notes_dsn: str, proxy: PostgresProxy) -> None:
         proxy.lose_reply_to(b"INSERT INTO")
-        with closing(connect(proxy.dsn(notebook))) as connection, pytest.raises(psycopg.OperationalError):
+        with closing(connect(proxy.dsn(notes_dsn))) as connection, pytest.raises(psycopg.OperationalError):
             connection.execute(
                 "INSERT INTO note (text) SELECT repeat('x', 1000) FROM generate_series(1, 2000) RETURNING *"
             )
-        assert len(notes(notebook)) == 2000
+        assert len(read_notes(notes_dsn)) == 2000
 
-    def test_cuts_all_connections_and_takes_new_ones(self, notebook: str, proxy: PostgresProxy) -> None:
-        with closing(connect(proxy.dsn(notebook))) as one, closing(connect(proxy.dsn(notebook))) as other:
+    def test_cuts_all_connections_and_takes_new_ones(self, notes_dsn: str, proxy: PostgresProxy) -> None:
+        with closing(connect(proxy.dsn(notes_dsn))) as one, closing(connect(proxy.dsn(notes_dsn))) as other:
             assert proxy.cut_all() == 2
             for connection in (one, other):
                 with pytest.raises(psycopg.OperationalError):
                     connection.execute("SELECT 1")
         assert proxy.cut_all() == 0
         assert proxy.connections_cut == 2
-        assert notes(proxy.dsn(notebook)) == []
+        assert read_notes(proxy.dsn(notes_dsn)) == []
 
-    def test_leaves_no_thread_behind(self, server: PostgresServer, notebook: str) -> None:
+    def test_leaves_no_thread_behind(self, server: PostgresServer, notes_dsn: str) -> None:
         before = set(threading.enumerate())
         proxy = PostgresProxy(server.port)
-        with proxy, closing(connect(proxy.dsn(notebook))):
+        with proxy, closing(connect(proxy.dsn(notes_dsn))):
             assert set(threading.enumerate()) > before
         assert set(threading.enumerate()) == before
         proxy.stop()
 
 
 class TestProxy:
-    def test_sees_a_request_that_arrives_in_pieces(self, line: Line) -> None:
-        line.proxy.cut_before(b"pattern")
-        line.client.sendall(b"pat")
-        assert line.server.recv(9) == b"pat"
-        line.client.sendall(b"tern")
-        assert line.client.recv(9) == line.server.recv(9) == b""
-        assert line.proxy.requests_cut == 1
+    def test_sees_a_request_that_arrives_in_pieces(self, connection: ProxiedConnection) -> None:
+        connection.proxy.cut_before(b"pattern")
+        connection.client.sendall(b"pat")
+        assert connection.server.recv(9) == b"pat"
+        connection.client.sendall(b"tern")
+        assert connection.client.recv(9) == connection.server.recv(9) == b""
+        assert connection.proxy.requests_cut == 1
 
-    def test_forgets_a_request_that_was_answered(self, line: Line) -> None:
-        line.proxy.cut_before(b"pattern")
-        line.client.sendall(b"pat")
-        assert line.server.recv(9) == b"pat"
-        line.server.sendall(b"yes?")
-        assert line.client.recv(9) == b"yes?"
-        line.client.sendall(b"tern")
-        assert line.server.recv(9) == b"tern"
+    def test_forgets_a_request_that_was_answered(self, connection: ProxiedConnection) -> None:
+        connection.proxy.cut_before(b"pattern")
+        connection.client.sendall(b"pat")
+        assert connection.server.recv(9) == b"pat"
+        connection.server.sendall(b"yes?")
+        assert connection.client.recv(9) == b"yes?"
+        connection.client.sendall(b"tern")
+        assert connection.server.recv(9) == b"tern"
 
-    def test_loses_the_first_words_of_a_reply(self, line: Line) -> None:
-        line.proxy.cut_replies_after(b"ask")
-        line.client.sendall(b"ask")
-        assert line.server.recv(9) == b"ask"
-        line.server.sendall(b"answer")
-        assert line.client.recv(9) == line.server.recv(9) == b""
-        assert line.proxy.replies_lost == 1
+    def test_loses_the_first_words_of_a_reply(self, connection: ProxiedConnection) -> None:
+        connection.proxy.cut_replies_after(b"ask")
+        connection.client.sendall(b"ask")
+        assert connection.server.recv(9) == b"ask"
+        connection.server.sendall(b"answer")
+        assert connection.client.recv(9) == connection.server.recv(9) == b""
+        assert connection.proxy.replies_lost == 1
 
-    def test_passes_on_that_one_side_has_finished(self, line: Line) -> None:
-        line.client.sendall(b"all")
-        line.client.shutdown(socket.SHUT_WR)
-        assert (line.server.recv(9), line.server.recv(9)) == (b"all", b"")
-        line.server.sendall(b"thanks")
-        line.server.close()
-        assert (line.client.recv(9), line.client.recv(9)) == (b"thanks", b"")
+    def test_passes_on_that_one_side_has_finished(self, connection: ProxiedConnection) -> None:
+        connection.client.sendall(b"all")
+        connection.client.shutdown(socket.SHUT_WR)
+        assert (connection.server.recv(9), connection.server.recv(9)) == (b"all", b"")
+        connection.server.sendall(b"thanks")
+        connection.server.close()
+        assert (connection.client.recv(9), connection.client.recv(9)) == (b"thanks", b"")
 
-    def test_holds_what_is_sent_until_the_delay_is_over(self, line: Line) -> None:
-        line.proxy.delay(0.01)
-        line.client.sendall(b"soon")
-        assert line.server.recv(9) == b"soon"
-        line.proxy.delay(3600)
-        line.client.sendall(b"held")
-        line.server.settimeout(0.1)
+    def test_holds_what_is_sent_until_the_delay_is_over(self, connection: ProxiedConnection) -> None:
+        connection.proxy.delay(0.01)
+        connection.client.sendall(b"soon")
+        assert connection.server.recv(9) == b"soon"
+        connection.proxy.delay(3600)
+        connection.client.sendall(b"held")
+        connection.server.settimeout(0.1)
         with pytest.raises(TimeoutError):
-            line.server.recv(9)
-        line.server.settimeout(60)
-        line.proxy.pass_all()
-        assert line.server.recv(9) == b"held"
+            connection.server.recv(9)
+        connection.server.settimeout(60)
+        connection.proxy.pass_all()
+        assert connection.server.recv(9) == b"held"
 
-    def test_stops_although_something_is_held(self, line: Line) -> None:
-        line.proxy.delay(3600)
-        line.client.sendall(b"held")
-        line.proxy.stop()
-        assert line.client.recv(9) == line.server.recv(9) == b""
+    def test_stops_although_something_is_held(self, connection: ProxiedConnection) -> None:
+        connection.proxy.delay(3600)
+        connection.client.sendall(b"held")
+        connection.proxy.stop()
+        assert connection.client.recv(9) == connection.server.recv(9) == b""
 
     def test_closes_a_connection_when_the_server_is_down(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -13,7 +13,7 @@ from itertools import count, pairwise
 import apsw
 import pytest
 
-from tests.kit.power_loss import Recording, Survey, survey
+from tests.kit.power_loss import Recording, Survey, survey_crashes
 from tests.kit.sqlite_faults import FaultVFS, Kind, Operation
 
 SEED = 20261
@@ -26,7 +26,7 @@ file, path, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 here = runpy.run_path(file)
 with here["FaultVFS"]() as vfs:
     vfs.observe(lambda operation: operation.index == last and os.kill(os.getpid(), signal.SIGKILL))
-    here["pairs"]()(path, vfs.name, lambda number: print(number, flush=True))
+    here["make_workload"]()(path, vfs.name, lambda number: print(number, flush=True))
 """
 
 Acknowledge = Callable[[int], None]
@@ -53,34 +53,34 @@ def path(directory) -> str:
 def connect(path: str, vfs_name: str | None, *, journal: str = "WAL", synchronous: str = "FULL") -> apsw.Connection:
     connection = apsw.Connection(path, vfs=vfs_name)
     try:
-        run(connection, f"PRAGMA journal_mode={journal}", f"PRAGMA synchronous={synchronous}")
-        run(connection, "PRAGMA wal_autocheckpoint=12", TABLE)
+        run_statements(connection, f"PRAGMA journal_mode={journal}", f"PRAGMA synchronous={synchronous}")
+        run_statements(connection, "PRAGMA wal_autocheckpoint=12", TABLE)
     except apsw.Error:
         connection.close()
         raise
     return connection
 
 
-def run(connection: apsw.Connection, *statements: str) -> None:
+def run_statements(connection: apsw.Connection, *statements: str) -> None:
     for statement in statements:
         connection.execute(statement).fetchall()
 
 
-def body(number: int, half: str) -> str:
+def make_body(number: int, half: str) -> str:
     return f"{number}{half}" * 150
 
 
-def insert(connection: apsw.Connection, number: int) -> None:
+def insert_pair(connection: apsw.Connection, number: int) -> None:
     with connection:
         for half in "ab":
-            connection.execute("INSERT INTO pairs VALUES (?, ?, ?)", (number, half, body(number, half))).fetchall()
+            connection.execute("INSERT INTO pairs VALUES (?, ?, ?)", (number, half, make_body(number, half))).fetchall()
 
 
-def checkpoint(connection: apsw.Connection) -> None:
-    run(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+def truncate_wal(connection: apsw.Connection) -> None:
+    run_statements(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def pairs(
+def make_workload(
     *, journal: str = "WAL", synchronous: str = "FULL", early: bool = False
 ) -> Callable[[str, str, Acknowledge], None]:
     """A workload with checkpoints, a WAL that starts again, is truncated, is deleted and created anew."""
@@ -90,11 +90,11 @@ def pairs(
         for number in range(ROWS):
             if early:
                 acknowledge(number)
-            insert(connection, number)
+            insert_pair(connection, number)
             if not early:
                 acknowledge(number)
             if number % 10 == 7:
-                checkpoint(connection)
+                truncate_wal(connection)
             if number == 16:
                 connection.close()
                 connection = connect(path, vfs_name, journal=journal, synchronous=synchronous)
@@ -103,7 +103,7 @@ def pairs(
     return workload
 
 
-def check(path: str, acknowledged: Sequence[int]) -> str | None:
+def find_lost_pairs(path: str, acknowledged: Sequence[int]) -> str | None:
     connection = apsw.Connection(path)
     try:
         if connection.pragma("integrity_check") != "ok":
@@ -112,7 +112,7 @@ def check(path: str, acknowledged: Sequence[int]) -> str | None:
             return None
         halves: Counter[int] = Counter()
         for number, half, text in connection.execute("SELECT id, half, body FROM pairs"):
-            if text != body(number, half):
+            if text != make_body(number, half):
                 return f"row {number}{half} is not what was written"
             halves[number] += 1
         if torn := [number for number, found in halves.items() if found != 2]:
@@ -126,14 +126,14 @@ def check(path: str, acknowledged: Sequence[int]) -> str | None:
 class TestFaultVFS:
     def test_wal_works_with_several_connections(self, vfs, path):
         first, second = connect(path, vfs.name), connect(path, vfs.name)
-        insert(first, 1)
-        insert(second, 2)
+        insert_pair(first, 1)
+        insert_pair(second, 2)
         assert first.pragma("journal_mode") == "wal"
         assert first.execute("SELECT count(*) FROM pairs").get == second.execute("SELECT count(*) FROM pairs").get == 4
         assert os.path.exists(path + "-shm")
         first.close()
         second.close()
-        assert check(path, [1, 2]) is None
+        assert find_lost_pairs(path, [1, 2]) is None
 
     def test_it_is_registered_for_its_block_only(self):
         with FaultVFS() as vfs, FaultVFS() as other:
@@ -141,17 +141,17 @@ class TestFaultVFS:
             assert vfs.name != other.name
         assert {vfs.name, other.name}.isdisjoint(apsw.vfs_names())
 
-    def test_every_operation_is_numbered_and_told_in_order(self, vfs, path):
+    def test_every_operation_is_numbered_and_observed_in_order(self, vfs, path):
         told: list[Operation] = []
         vfs.observe(told.append)
-        pairs()(path, vfs.name, lambda _: None)
+        make_workload()(path, vfs.name, lambda _: None)
         assert [operation.index for operation in told] == list(range(len(told)))
         assert vfs.counts == Counter(operation.kind for operation in told)
         assert {operation.path.removeprefix(path) for operation in told} == {"", "-wal", "-journal"}
         assert set(vfs.counts) == {"create", "write", "truncate", "sync", "delete"}
         assert vfs.injected == 0
 
-    def test_the_first_sync_of_a_new_journal_or_wal_tells_of_the_directory(self, vfs, path):
+    def test_the_first_sync_of_a_new_journal_or_wal_syncs_the_directory(self, vfs, path):
         told: list[Operation] = []
         vfs.observe(told.append)
         connect(path, vfs.name).close()
@@ -173,7 +173,7 @@ class TestFaultVFS:
     def test_a_fault_has_the_code_that_sqlite_gives_it(self, vfs, path, op, error, code, kind):
         vfs.fail(at=0, error=error, op=op)
         with pytest.raises(kind) as caught:
-            pairs()(path, vfs.name, lambda _: None)
+            make_workload()(path, vfs.name, lambda _: None)
         assert caught.value.extendedresult == code
         assert vfs.injected == 1
 
@@ -181,42 +181,42 @@ class TestFaultVFS:
         connection = connect(path, vfs.name)
         vfs.fail(at=1, op="write", error="ENOSPC")
         with pytest.raises(apsw.FullError):
-            insert(connection, 1)
-        insert(connection, 2)
+            insert_pair(connection, 1)
+        insert_pair(connection, 2)
         connection.close()
-        assert check(path, [2]) is None
+        assert find_lost_pairs(path, [2]) is None
 
     def test_a_sticky_fault_stays_until_it_is_healed(self, vfs, path):
         connection = connect(path, vfs.name)
         vfs.fail(at=0, op="sync", sticky=True)
         for _ in range(3):
             with pytest.raises(apsw.IOError):
-                insert(connection, 1)
+                insert_pair(connection, 1)
         assert connection.execute("SELECT count(*) FROM pairs").get == 0
         vfs.heal()
-        insert(connection, 1)
+        insert_pair(connection, 1)
         connection.close()
         assert vfs.injected == 3
-        assert check(path, [1]) is None
+        assert find_lost_pairs(path, [1]) is None
 
     def test_a_fault_without_a_kind_counts_every_operation(self, vfs, path):
         failed: list[Operation] = []
         vfs.observe(lambda operation: failed.append(operation) if operation.failed else None)
         vfs.fail(at=5)
         with pytest.raises(apsw.IOError):
-            pairs()(path, vfs.name, lambda _: None)
+            make_workload()(path, vfs.name, lambda _: None)
         assert [operation.index for operation in failed] == [5]
 
     def test_a_full_disk_may_leave_the_start_of_a_write(self, vfs, path):
         connection = connect(path, vfs.name)
-        checkpoint(connection)
+        truncate_wal(connection)
         vfs.fail(at=2, op="write", error="ENOSPC", prefix=100)  # after the headers of the WAL and of the frame
         with pytest.raises(apsw.FullError):
-            insert(connection, 1)
+            insert_pair(connection, 1)
         assert os.path.getsize(path + "-wal") == 32 + 24 + 100
-        insert(connection, 2)
+        insert_pair(connection, 2)
         connection.close()
-        assert check(path, [2]) is None
+        assert find_lost_pairs(path, [2]) is None
 
     @pytest.mark.parametrize("last", [40, 90, 140])
     def test_an_observer_may_kill_the_process(self, path, last):
@@ -226,11 +226,11 @@ class TestFaultVFS:
         assert child.returncode == -signal.SIGKILL, child.stderr
         acknowledged = [int(line) for line in child.stdout.split()]
         assert acknowledged
-        assert check(path, acknowledged) is None
+        assert find_lost_pairs(path, acknowledged) is None
 
 
 class TestFaultsAtEveryIndex:
-    """Whatever fails, wherever: a defined error, and every row that was acknowledged."""
+    """A failure of any operation gives a defined error, and every acknowledged row is kept."""
 
     @pytest.mark.parametrize(
         ("op", "error", "prefix", "code"),
@@ -247,23 +247,23 @@ class TestFaultsAtEveryIndex:
             acknowledged: list[int] = []
             with FaultVFS() as vfs:
                 vfs.fail(at=index, op=op, error=error, prefix=prefix)
-                errors = self.carry_on(path, vfs, acknowledged)
+                errors = self.write_after_faults(path, vfs, acknowledged)
                 if not vfs.injected:
                     break
             assert [error.extendedresult for error in errors] == [code]
             assert len(acknowledged) >= 11
-            assert check(path, acknowledged) is None
+            assert find_lost_pairs(path, acknowledged) is None
         assert index > 20
 
-    def carry_on(self, path: str, vfs: FaultVFS, acknowledged: list[int]) -> list:
+    def write_after_faults(self, path: str, vfs: FaultVFS, acknowledged: list[int]) -> list:
         errors, connection = [], None
         for number in range(12):
             try:
                 connection = connection or connect(path, vfs.name)
-                insert(connection, number)
+                insert_pair(connection, number)
                 acknowledged.append(number)
                 if number == 7:
-                    checkpoint(connection)
+                    truncate_wal(connection)
             except apsw.Error as error:
                 errors.append(error)
         if connection:
@@ -276,7 +276,7 @@ class TestFaultsAtEveryIndex:
 
 class TestPowerLoss:
     def survey(self, directory: str, states: int = 300, **options) -> Survey:
-        return survey(pairs(**options), check, seed=SEED, states=states, directory=directory)
+        return survey_crashes(make_workload(**options), find_lost_pairs, seed=SEED, states=states, directory=directory)
 
     def test_wal_with_full_sync_loses_nothing(self, directory):
         report = self.survey(directory, states=600)
@@ -289,7 +289,7 @@ class TestPowerLoss:
 
             def write(connection: apsw.Connection, numbers: range) -> None:
                 for number in numbers:
-                    insert(connection, number)
+                    insert_pair(connection, number)
                     acknowledge(number)
 
             for connection in connections:
@@ -305,7 +305,7 @@ class TestPowerLoss:
             for connection in connections:
                 connection.close()
 
-        report = survey(workload, check, seed=SEED, states=150, directory=directory)
+        report = survey_crashes(workload, find_lost_pairs, seed=SEED, states=150, directory=directory)
         assert report.first is None
 
     @pytest.mark.parametrize(
@@ -328,13 +328,13 @@ class TestPowerLoss:
         def count_corrupt(path: str, acknowledged: Sequence[int]) -> str | None:
             nonlocal corrupt
             try:
-                complaint = check(path, [])
+                complaint = find_lost_pairs(path, [])
             except apsw.CorruptError:
                 complaint = "corrupt"
             corrupt += complaint == "corrupt"
             return complaint
 
-        survey(pairs(synchronous="OFF"), count_corrupt, seed=SEED, states=300, directory=directory)
+        survey_crashes(make_workload(synchronous="OFF"), count_corrupt, seed=SEED, states=300, directory=directory)
         assert corrupt > 10
 
     @pytest.mark.parametrize("options", [{"journal": "DELETE", "synchronous": "EXTRA"}, {"journal": "PERSIST"}])
@@ -343,7 +343,7 @@ class TestPowerLoss:
 
     def test_a_seed_repeats_its_states_and_another_does_not(self, vfs, path):
         recording: Recording[int] = Recording(vfs, path)
-        pairs()(path, vfs.name, recording.acknowledge)
+        make_workload()(path, vfs.name, recording.acknowledge)
         states = [list(recording.states(seed, 50)) for seed in (1, 1, 2)]
         assert states[0] == states[1] != states[2]
         assert all(before.point <= after.point for before, after in pairwise(states[0]))
@@ -360,7 +360,7 @@ class TestPowerLoss:
                 vfs.fail(at=index, op="sync")
                 for number in range(8):
                     try:
-                        insert(connection, number)
+                        insert_pair(connection, number)
                         recording.acknowledge(number)
                     except apsw.IOError:
                         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0 if closes else 1)
@@ -371,106 +371,118 @@ class TestPowerLoss:
                 for number, state in enumerate(recording.states(SEED, 40)):
                     crashed = os.path.join(home, f"{number}.db")
                     state.materialise(crashed)
-                    complaints += check(crashed, state.acknowledged) is not None
+                    complaints += find_lost_pairs(crashed, state.acknowledged) is not None
         assert (complaints == 0) is closes
 
 
 class TestDisk:
     """The model itself, by operations made by hand."""
 
-    def play(self, vfs: FaultVFS, path: str, *operations: Operation) -> list[dict[str, bytes]]:
+    def list_crash_files(self, vfs: FaultVFS, path: str, *operations: Operation) -> list[dict[str, bytes]]:
         recording: Recording[None] = Recording(vfs, path)
         for operation in operations:
             vfs.perform(operation, lambda _: None)
         last = len(operations)
         return [dict(state.files) for state in recording.states(SEED, 100 * (last + 1)) if state.point == last]
 
-    def op(self, kind: Kind, path: str, **facts) -> Operation:
+    def make_operation(self, kind: Kind, path: str, **facts) -> Operation:
         return Operation(kind=kind, path=path, **facts)
 
     def test_what_was_synced_is_kept_and_the_rest_is_old_or_new_by_sectors(self, vfs, path):
-        states = self.play(
+        states = self.list_crash_files(
             vfs,
             path,
-            self.op("create", path),
-            self.op("write", path, data=b"a" * 1024),
-            self.op("sync", path),
-            self.op("write", path, offset=256, data=b"b" * 512),
+            self.make_operation("create", path),
+            self.make_operation("write", path, data=b"a" * 1024),
+            self.make_operation("sync", path),
+            self.make_operation("write", path, offset=256, data=b"b" * 512),
         )
         first, second = b"a" * 256 + b"b" * 256, b"b" * 256 + b"a" * 256
         old = b"a" * 512
         assert {state[""] for state in states} == {old + old, first + old, old + second, first + second}
 
     def test_of_many_unsynced_writes_all_none_or_some_survive(self, vfs, path):
-        created = [self.op("create", path), self.op("sync", path)]
-        writes = [self.op("write", path, offset=512 * number, data=b"a" * 512) for number in range(20)]
-        survived = Counter(state[""].count(b"a") // 512 for state in self.play(vfs, path, *created, *writes))
+        created = [self.make_operation("create", path), self.make_operation("sync", path)]
+        writes = [self.make_operation("write", path, offset=512 * number, data=b"a" * 512) for number in range(20)]
+        survived = Counter(
+            state[""].count(b"a") // 512 for state in self.list_crash_files(vfs, path, *created, *writes)
+        )
         assert survived[0] > 5
         assert survived[20] > 5
         assert len(survived) > 5
 
     def test_a_truncate_may_be_lost_until_it_is_synced(self, vfs, path):
-        written = [self.op("create", path), self.op("write", path, data=b"a" * 600), self.op("sync", path)]
-        cut = self.op("truncate", path, offset=0)
-        assert {state[""] for state in self.play(vfs, path, *written, cut)} == {b"a" * 600, b""}
-        assert self.play(vfs, path, *written, cut, self.op("sync", path))[0] == {"": b""}
+        written = [
+            self.make_operation("create", path),
+            self.make_operation("write", path, data=b"a" * 600),
+            self.make_operation("sync", path),
+        ]
+        cut = self.make_operation("truncate", path, offset=0)
+        assert {state[""] for state in self.list_crash_files(vfs, path, *written, cut)} == {b"a" * 600, b""}
+        assert self.list_crash_files(vfs, path, *written, cut, self.make_operation("sync", path))[0] == {"": b""}
 
     def test_a_new_file_is_there_for_certain_once_it_was_synced(self, vfs, path):
-        create = self.op("create", path)
-        assert {"" in state for state in self.play(vfs, path, create)} == {True, False}
-        assert {"" in state for state in self.play(vfs, path, create, self.op("sync", path))} == {True}
+        create = self.make_operation("create", path)
+        assert {"" in state for state in self.list_crash_files(vfs, path, create)} == {True, False}
+        assert {
+            "" in state for state in self.list_crash_files(vfs, path, create, self.make_operation("sync", path))
+        } == {True}
 
     def test_a_deleted_file_may_come_back_until_its_directory_is_synced(self, vfs, path):
         journal, wal = path + "-journal", path + "-wal"
-        deleted = [self.op("create", journal), self.op("sync", journal), self.op("delete", journal)]
-        assert {"-journal" in state for state in self.play(vfs, path, *deleted)} == {True, False}
-        synced = [self.op("create", wal), self.op("sync", wal, syncs_directory=True)]
-        assert {"-journal" in state for state in self.play(vfs, path, *deleted, *synced)} == {False}
+        deleted = [
+            self.make_operation("create", journal),
+            self.make_operation("sync", journal),
+            self.make_operation("delete", journal),
+        ]
+        assert {"-journal" in state for state in self.list_crash_files(vfs, path, *deleted)} == {True, False}
+        synced = [self.make_operation("create", wal), self.make_operation("sync", wal, syncs_directory=True)]
+        assert {"-journal" in state for state in self.list_crash_files(vfs, path, *deleted, *synced)} == {False}
 
     def test_a_file_created_again_is_the_old_one_the_new_one_or_none(self, vfs, path):
         wal = path + "-wal"
-        states = self.play(
+        states = self.list_crash_files(
             vfs,
             path,
-            self.op("create", wal),
-            self.op("write", wal, data=b"old"),
-            self.op("sync", wal),
-            self.op("delete", wal),
-            self.op("create", wal),
-            self.op("write", wal, data=b"new"),
+            self.make_operation("create", wal),
+            self.make_operation("write", wal, data=b"old"),
+            self.make_operation("sync", wal),
+            self.make_operation("delete", wal),
+            self.make_operation("create", wal),
+            self.make_operation("write", wal, data=b"new"),
         )
         assert {state.get("-wal") for state in states} == {b"old", b"new", b"", None}
 
     def test_what_a_failed_sync_dropped_stays_off_the_disk(self, vfs, path):
-        written = [self.op("create", path), self.op("write", path, data=b"a" * 512)]
-        states = self.play(
+        written = [self.make_operation("create", path), self.make_operation("write", path, data=b"a" * 512)]
+        states = self.list_crash_files(
             vfs,
             path,
             *written,
-            self.op("sync", path, failed=True),
-            self.op("write", path, offset=512, data=b"b" * 512),
-            self.op("sync", path),
+            self.make_operation("sync", path, failed=True),
+            self.make_operation("write", path, offset=512, data=b"b" * 512),
+            self.make_operation("sync", path),
         )
         assert {state[""] for state in states} == {bytes(512) + b"b" * 512}
 
     def test_a_database_that_was_there_before_is_durable(self, vfs, path):
         connect(path, None).close()
         before = apsw.Connection(path)
-        insert(before, 1)
+        insert_pair(before, 1)
         before.close()
         recording: Recording[int] = Recording(vfs, path)
         recording.acknowledge(1)
         connection = connect(path, vfs.name)
-        insert(connection, 2)
+        insert_pair(connection, 2)
         connection.close()
         for number, state in enumerate(recording.states(SEED, 60)):
             state.materialise(f"{path}.{number}")
-            assert check(f"{path}.{number}", state.acknowledged) is None
+            assert find_lost_pairs(f"{path}.{number}", state.acknowledged) is None
 
     def test_an_acknowledgement_counts_from_its_place_on(self, vfs, path):
         recording: Recording[str] = Recording(vfs, path)
         recording.acknowledge("before")
-        vfs.perform(self.op("create", path), lambda _: None)
+        vfs.perform(self.make_operation("create", path), lambda _: None)
         recording.acknowledge("after")
         assert {(state.point, *state.acknowledged) for state in recording.states(SEED, 20)} == {
             (0, "before"),
@@ -484,7 +496,7 @@ class TestDisk:
         def refuse(path: str, acknowledged: Sequence[int]) -> str | None:
             raise apsw.CorruptError("malformed")
 
-        report = survey(workload, refuse, seed=SEED, states=5, directory=directory)
+        report = survey_crashes(workload, refuse, seed=SEED, states=5, directory=directory)
         assert (report.seed, report.states, report.complaints) == (SEED, 5, 5)
         assert report.first
         assert report.first.endswith("CorruptError: malformed")

@@ -15,16 +15,16 @@ from holdfast.log import codec
 from tests.properties.values import refused, texts, values
 
 
-def shape(value: Any) -> Any:
+def describe_types(value: Any) -> Any:
     """A value with its types, so that 1, 1.0 and True differ."""
     if isinstance(value, dict):
-        return {key: shape(one) for key, one in value.items()}
+        return {key: describe_types(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [shape(one) for one in value]
+        return [describe_types(one) for one in value]
     return type(value), repr(value)
 
 
-def nested(value: Any, depth: int) -> Any:
+def nest_value(value: Any, depth: int) -> Any:
     for _ in range(depth):
         value = [value]
     return value
@@ -32,7 +32,7 @@ def nested(value: Any, depth: int) -> Any:
 
 @given(values)
 def test_what_is_encoded_comes_back_with_its_types(value: Any) -> None:
-    assert shape(codec.decode(codec.encode(value))) == shape(value)
+    assert describe_types(codec.decode(codec.encode(value))) == describe_types(value)
 
 
 @given(values)
@@ -52,12 +52,12 @@ def test_the_order_of_keys_does_not_matter(value: dict[str, Any], rng: random.Ra
 @given(refused, st.integers(0, 3))
 def test_what_is_not_json_is_refused_wherever_it_stands(value: Any, depth: int) -> None:
     with pytest.raises(NotJSON):
-        codec.encode({"here": nested(value, depth)})
+        codec.encode({"here": nest_value(value, depth)})
 
 
 @given(st.integers(0, 80))
 def test_depth_has_one_limit_for_writing_and_reading(depth: int) -> None:
-    value = nested(1, depth)
+    value = nest_value(1, depth)
     if depth <= codec.MAX_DEPTH:
         assert codec.parse(codec.encode(value)) == value
     else:

@@ -46,7 +46,7 @@ def test_stems_are_plain_ascii_and_one_for_each_word(text: str) -> None:
 
 
 @given(texts)
-def test_what_tells_is_among_the_stems_each_once_and_there_if_there_are_words(text: str) -> None:
+def test_telling_stems_are_stems_without_repeats_and_exist_if_there_are_words(text: str) -> None:
     found = content_stems(text)
     assert set(found) <= set(stems(text))
     assert len(found) == len(set(found))
@@ -80,6 +80,6 @@ def test_short_and_odd_words_are_left_alone(pair: str) -> None:
     assert len(set(stems(pair))) == 2
 
 
-def test_small_words_tell_nothing_unless_there_is_nothing_else() -> None:
+def test_stop_words_count_only_if_there_are_no_other_words() -> None:
     assert content_stems("What do I like?") == ["lik"]
     assert content_stems("Who am I?") == ["who", "am", "i"]

@@ -21,12 +21,12 @@ kinds = st.sampled_from(
     ]
 )  # fmt: skip
 steps = st.lists(st.tuples(kinds, runs, st.booleans(), st.integers(0, 100)), max_size=40)
-Told = tuple[int, str, str | None, dict[str, Any]]
+FoldedEvent = tuple[int, str, str | None, dict[str, Any]]
 
 
-def legal(asked: list[tuple[str, str | None, bool, int]]) -> tuple[list[Told], View, list[View]]:
+def apply_legal_steps(asked: list[tuple[str, str | None, bool, int]]) -> tuple[list[FoldedEvent], View, list[View]]:
     """The steps that the rules allow, the view they lead to, and the views on the way."""
-    view, told, views = View(), list[Told](), [View()]
+    view, told, views = View(), list[FoldedEvent](), [View()]
     for kind, run, rejected, where in asked:
         seq = len(told) + 1
         data: dict[str, Any] = {"call_id": "c", "name": "t"}
@@ -52,13 +52,13 @@ def legal(asked: list[tuple[str, str | None, bool, int]]) -> tuple[list[Told], V
     return told, view, views
 
 
-def seqs(view: View, head: int) -> list[int]:
+def list_visible(view: View, head: int) -> list[int]:
     return [seq for first, last in clip_ranges(view.visible, head) for seq in range(first, last + 1)]
 
 
 @given(steps)
 def test_folding_through_snapshots_is_folding_the_whole(asked: list[tuple[str, str | None, bool, int]]) -> None:
-    told, view, _ = legal(asked)
+    told, view, _ = apply_legal_steps(asked)
     whole = View()
     for one in told:
         whole.apply(*one)
@@ -67,9 +67,9 @@ def test_folding_through_snapshots_is_folding_the_whole(asked: list[tuple[str, s
 
 @given(steps)
 def test_no_event_is_shown_twice_or_before_it_happened(asked: list[tuple[str, str | None, bool, int]]) -> None:
-    _, _, views = legal(asked)
+    _, _, views = apply_legal_steps(asked)
     for head, view in enumerate(views):
-        shown = seqs(view, head)
+        shown = list_visible(view, head)
         assert len(shown) == len(set(shown))
         assert all(1 <= seq <= head for seq in shown)
         assert all(first <= last or last == 0 for first, last in view.ranges)
@@ -78,16 +78,16 @@ def test_no_event_is_shown_twice_or_before_it_happened(asked: list[tuple[str, st
 
 @given(steps)
 def test_an_open_turn_shows_nothing_of_its_own(asked: list[tuple[str, str | None, bool, int]]) -> None:
-    told, _, views = legal(asked)
+    told, _, views = apply_legal_steps(asked)
     for head, view in enumerate(views):
         if view.turn is not None:
             own = {seq for seq, _, run, _ in told[:head] if run == view.turn.run and seq >= view.turn.first}
-            assert not own & set(seqs(view, head))
+            assert not own & set(list_visible(view, head))
 
 
 @given(steps)
 def test_a_message_from_outside_is_shown_at_once(asked: list[tuple[str, str | None, bool, int]]) -> None:
-    told, _, views = legal(asked)
+    told, _, views = apply_legal_steps(asked)
     for seq, kind, run, _ in told:
         if kind == "message.added" and run is None:
-            assert seqs(views[seq], seq)[-1] == seq
+            assert list_visible(views[seq], seq)[-1] == seq

@@ -16,7 +16,7 @@ RUN = "r"
 
 
 @dataclass
-class Said:
+class BranchMessage:
     """An event that brings a message, in some branch."""
 
     branch: str | None
@@ -25,46 +25,46 @@ class Said:
 
 
 @dataclass
-class Story:
+class BranchHistory:
     """What happens in one place: messages, and in between others at the same time inside of it."""
 
-    events: list[Said] = field(default_factory=list)  # as they happen
-    order: list[Said] = field(default_factory=list)  # as they are to stand
+    events: list[BranchMessage] = field(default_factory=list)  # as they happen
+    order: list[BranchMessage] = field(default_factory=list)  # as they are to stand
 
 
-def told(rng: random.Random, path: str, branch: str | None, depth: int) -> Story:
-    story = Story()
+def make_history(rng: random.Random, path: str, branch: str | None, depth: int) -> BranchHistory:
+    story = BranchHistory()
     for step in range(rng.randrange(1, 4)):
         here = child_path(path, str(step))
         if depth and rng.random() < 0.5:
             places = [child_path(here, str(number)) for number in range(rng.randrange(1, 4))]
-            inner = [told(rng, each, each, depth - 1) for each in places]
-            story.events += merged(rng, [each.events for each in inner])
+            inner = [make_history(rng, each, each, depth - 1) for each in places]
+            story.events += interleave(rng, [each.events for each in inner])
             story.order += [said for each in inner for said in each.order]
         else:
-            said = [Said(branch, here) for _ in range(rng.randrange(1, 3))]
+            said = [BranchMessage(branch, here) for _ in range(rng.randrange(1, 3))]
             story.events += said
             story.order += said
     return story
 
 
-def merged(rng: random.Random, several: list[list[Said]]) -> list[Said]:
+def interleave(rng: random.Random, several: list[list[BranchMessage]]) -> list[BranchMessage]:
     """Any interleaving that keeps the order of each."""
     left = [list(each) for each in several]
-    found: list[Said] = []
+    found: list[BranchMessage] = []
     while any(left):
         found.append(rng.choice([each for each in left if each]).pop(0))
     return found
 
 
-def seqs(view: View, head: int) -> list[int]:
+def list_visible(view: View, head: int) -> list[int]:
     return [seq for first, last in clip_ranges(view.visible, head) for seq in range(first, last + 1)]
 
 
 @pytest.mark.parametrize("seed", range(300))
 def test_the_view_has_them_in_their_order(seed: int) -> None:
     rng = random.Random(seed)
-    story = told(rng, "", None, 3)
+    story = make_history(rng, "", None, 3)
     view = View()
     view.apply(1, "session.created", None, {})
     view.apply(2, "turn.started", RUN, {"agent": "x"})
@@ -82,15 +82,15 @@ def test_the_view_has_them_in_their_order(seed: int) -> None:
             view = decode_view(view.to_bytes())
     view.apply(seq + 1, "turn.finished", RUN, {})
     messages = {said.number for said in story.events}
-    assert [each for each in seqs(view, seq) if each in messages] == [said.number for said in story.order]
+    assert [each for each in list_visible(view, seq) if each in messages] == [said.number for said in story.order]
     assert view.turn is None
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_nobody_sees_who_works_at_the_same_time(seed: int) -> None:
+def test_an_agent_does_not_see_agents_that_work_at_the_same_time(seed: int) -> None:
     """What an agent sees is what stands before its place and came from outside of those at the same time as it."""
     rng = random.Random(seed)
-    story = told(rng, "", None, 3)
+    story = make_history(rng, "", None, 3)
     branches = {said.branch for said in story.events if said.branch is not None}
     trail = TurnProgress(RUN)
     for said in story.order:

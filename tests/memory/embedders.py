@@ -15,16 +15,16 @@ MEANINGS = (
 )
 
 
-class Meaning:
+class MeaningEmbedder:
     """Texts that speak of the same thing point the same way; what it does not know points nowhere in particular."""
 
     def __init__(self, name: str = "meaning", extra: int = 0) -> None:
         self.name, self.extra = name, extra
-        self.asked: list[list[str]] = []
+        self.calls: list[list[str]] = []
         self.error: Exception | None = None
 
     def __call__(self, texts: list[str]) -> list[list[float]]:
-        self.asked.append(list(texts))
+        self.calls.append(list(texts))
         if self.error is not None:
             raise self.error
         return [self._vector(text) for text in texts]
@@ -34,5 +34,5 @@ class Meaning:
         return [float(len(found.intersection(words))) for words in MEANINGS] + [0.01] * (1 + self.extra)
 
 
-def keys(found: list[Any]) -> list[str]:
+def list_keys(found: list[Any]) -> list[str]:
     return [each.key for each in found]

@@ -15,10 +15,10 @@ from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from holdfast.testing.contract import run_together
-from tests.memory.embedders import keys
+from tests.memory.embedders import list_keys
 
 
-def facts(*given: dict[str, Any]) -> str:
+def make_reply(*given: dict[str, Any]) -> str:
     return json.dumps({"memories": [{"kind": "fact", "confidence": 0.9, **each} for each in given]})
 
 
@@ -56,13 +56,13 @@ def test_a_session_is_learnt_from_once(store: Store) -> None:
     memory = Memory(store=store)
     session.add_message(Message.user("My name is Alice."))
     session.add_message(Message.assistant("I like tea."))  # the user did not say so
-    assert keys(memory.ingest_from_session(session)) == ["name"]
+    assert list_keys(memory.ingest_from_session(session)) == ["name"]
     assert memory.ingest_from_session(session) == []
     session.add_message(Message.user("I like coffee."))
-    assert keys(memory.ingest_from_session(session)) == ["likes.coffee"]
+    assert list_keys(memory.ingest_from_session(session)) == ["likes.coffee"]
     memory.forget("name", user_id="alice", app_name="shop")
     assert memory.ingest_from_session(session) == []  # what was forgotten does not come back
-    assert keys(memory.list(user_id="alice", app_name="shop")) == ["likes.coffee"]
+    assert list_keys(memory.list(user_id="alice", app_name="shop")) == ["likes.coffee"]
     assert memory.list() == []
 
 
@@ -90,7 +90,7 @@ def test_what_tools_say_is_never_taken(store: Store) -> None:
     agent = Agent(provider="scripted", script=[call("page", {}), "I live in the page."], tools=[page])
     session = Session(store=store, agent=agent, user_id="alice")
     session.run("Read the page. I like tea.")
-    assert keys(Memory(store=store).ingest_from_session(session)) == ["likes.tea"]
+    assert list_keys(Memory(store=store).ingest_from_session(session)) == ["likes.tea"]
 
 
 def test_the_same_in_nearly_the_same_words_updates_what_is_known(store: Store) -> None:
@@ -100,7 +100,7 @@ def test_the_same_in_nearly_the_same_words_updates_what_is_known(store: Store) -
     session.add_message(Message.user("hello"))
     model = Agent(
         provider="scripted",
-        script=[facts({"key": "food.allergy", "text": "Is allergic to peanuts", "sources": [2]})],
+        script=[make_reply({"key": "food.allergy", "text": "Is allergic to peanuts", "sources": [2]})],
     )
     (found,) = memory.ingest_from_session(session, model=model)
     assert found.key == "diet"
@@ -115,7 +115,7 @@ def test_a_model_is_asked_for_facts_and_sources_that_are_not_there_do_not_count(
     def answer(request: Any) -> str:
         asked.append(request.messages[-1].text)
         assert "data, not instructions" in " ".join(request.system_texts)
-        return facts(
+        return make_reply(
             {"key": "home", "text": "Lives in Berlin", "sources": [2, 99], "confidence": 7},
             {"key": "invented", "text": "Owns a castle", "sources": [99]},
             {"key": "unsourced", "text": "Owns a boat", "sources": []},
@@ -145,8 +145,8 @@ def test_a_model_is_asked_for_facts_and_sources_that_are_not_there_do_not_count(
 def test_a_model_may_be_given_by_name_or_as_a_model(store: Store) -> None:
     session = Session(store=store, user_id="alice")
     session.add_message(Message.user("My name is Alice."))
-    model = LanguageModel("scripted", script=[facts({"key": "name", "text": "Alice", "sources": [2]})])
-    assert keys(Memory(store=store).ingest_from_session(session, model=model)) == ["name"]
+    model = LanguageModel("scripted", script=[make_reply({"key": "name", "text": "Alice", "sources": [2]})])
+    assert list_keys(Memory(store=store).ingest_from_session(session, model=model)) == ["name"]
 
 
 def test_a_model_that_fails_leaves_nothing_and_it_can_be_tried_again(store: Store) -> None:
@@ -157,8 +157,8 @@ def test_a_model_that_fails_leaves_nothing_and_it_can_be_tried_again(store: Stor
         with pytest.raises(AgentError):
             memory.ingest_from_session(session, model=Agent(provider="scripted", script=script))
     assert memory.list(user_id="alice") == []
-    good = Agent(provider="scripted", script=[facts({"key": "name", "text": "Alice", "sources": [2]})])
-    assert keys(memory.ingest_from_session(session, model=good)) == ["name"]
+    good = Agent(provider="scripted", script=[make_reply({"key": "name", "text": "Alice", "sources": [2]})])
+    assert list_keys(memory.ingest_from_session(session, model=good)) == ["name"]
     assert memory.ingest_from_session(session, model=good) == []
 
 
@@ -166,14 +166,14 @@ def test_a_reply_of_the_wrong_shape_is_sent_back_with_the_problem(store: Store) 
     session = Session(store=store, user_id="alice")
     session.add_message(Message.user("My name is Alice."))
     requests: list[ModelRequest] = []
-    replies = iter(["no JSON", "{}", facts({"key": "name", "text": "Alice", "sources": [2]})])
+    replies = iter(["no JSON", "{}", make_reply({"key": "name", "text": "Alice", "sources": [2]})])
 
     def answer(request: ModelRequest) -> str:
         requests.append(request)
         return next(replies)
 
     model = LanguageModel("scripted", script=answer)
-    assert keys(Memory(store=store).ingest_from_session(session, model=model)) == ["name"]
+    assert list_keys(Memory(store=store).ingest_from_session(session, model=model)) == ["name"]
     assert [message.role for message in requests[2].messages] == ["user", "assistant", "user", "assistant", "user"]
     assert "it is not JSON" in requests[1].messages[-1].text
     assert '"memories"' in requests[2].messages[-1].text
@@ -210,14 +210,14 @@ def test_a_long_conversation_is_read_in_portions(store: Store, monkeypatch: pyte
     def answer(request: Any) -> str:
         seqs = [each["seq"] for each in json.loads(request.messages[-1].text)["messages"]]
         seen.append(seqs)
-        return facts({"key": f"k{seqs[0]}", "text": f"from {seqs[0]} ruby{seqs[0]}", "sources": seqs})
+        return make_reply({"key": f"k{seqs[0]}", "text": f"from {seqs[0]} ruby{seqs[0]}", "sources": seqs})
 
     found = Memory(store=store).ingest_from_session(session, model=Agent(provider="scripted", script=[answer] * 9))
     assert [seq for part in seen for seq in part] == [2, 3, 4, 5, 6, 7]
     assert len(found) == len(seen) == 3
 
 
-def test_two_who_learn_from_one_session_keep_it_once(store: Store) -> None:
+def test_two_ingestions_of_one_session_keep_it_once(store: Store) -> None:
     session = Session(store=store, user_id="alice")
     for n in range(5):
         session.add_message(Message.user(f"Remember that ruby{n} is number {n}."))
@@ -238,11 +238,11 @@ def test_a_turn_that_is_open_is_learnt_from_when_it_is_over(store: Store) -> Non
     @tool
     def look() -> str:
         """Look."""
-        seen.append(keys(memory.ingest_from_session(session)))
+        seen.append(list_keys(memory.ingest_from_session(session)))
         return "seen"
 
     agent = Agent(provider="scripted", script=[call("look", {}), "done"], tools=[look])
     session = Session(store=store, agent=agent, user_id="alice")
     session.run("My name is Alice.")
     assert seen == [[]]
-    assert keys(memory.ingest_from_session(session)) == ["name"]
+    assert list_keys(memory.ingest_from_session(session)) == ["name"]

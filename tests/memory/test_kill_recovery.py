@@ -59,11 +59,11 @@ def test_processes_that_write_one_key_leave_one_version_and_lose_nothing(durable
     assert types.count("memory.ingested") == 1
 
 
-class Died(BaseException):
+class ProcessDied(BaseException):
     """What a process that is killed would be."""
 
 
-def talk(store: Store) -> Session:
+def open_session(store: Store) -> Session:
     session = Session("s", store=store, user_id="alice")
     if not session.messages:
         session.add_message(Message.user("I am allergic to peanuts."))
@@ -76,8 +76,8 @@ def forget(store: Store) -> None:
 
 def redact(store: Store) -> None:
     try:
-        talk(store).redact(2, reason="r")
-    except InvalidArgument:  # it was done by the one who died, up to its memories
+        open_session(store).redact(2, reason="r")
+    except InvalidArgument:  # the killed process did it, except for the memories
         pass
 
 
@@ -105,20 +105,20 @@ def test_an_erasure_that_dies_anywhere_is_finished_by_asking_again(
             memory = Memory(VectorMemoryService(), store=store, user_id="alice")
             memory.store("secret", "an amethyst")
             memory.store("secret", "an amethyst again")
-            memory.ingest_from_session(talk(store))
+            memory.ingest_from_session(open_session(store))
             assert memory.search("amethyst")
             assert memory.search("peanuts")
             passed = itertools.count()
 
             def die(name: str, passed: itertools.count[int] = passed, point: int = point) -> None:
                 if next(passed) == point:
-                    raise Died(name)
+                    raise ProcessDied(name)
 
             arm_crashpoints(die)
             try:
                 act(store)
                 died = False
-            except Died:
+            except ProcessDied:
                 died = True
             finally:
                 arm_crashpoints(None)

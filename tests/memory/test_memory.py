@@ -16,7 +16,7 @@ from holdfast.memory.memory_log import MemoryLog
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from holdfast.testing.contract import run_together
-from tests.memory.embedders import Meaning, keys
+from tests.memory.embedders import MeaningEmbedder, list_keys
 
 
 @pytest.fixture(params=["keyword", "vector"])
@@ -31,7 +31,7 @@ def test_the_promised_lines(store: Store) -> None:
     (found,) = memory.recall(["patient_history"])
     assert str(found) == found.text == "Chronic migraines"
     memory.search("headache", limit=5)  # hashed n-grams know spelling, not meaning
-    assert keys(memory.search("migraine", limit=5)) == ["patient_history"]
+    assert list_keys(memory.search("migraine", limit=5)) == ["patient_history"]
     assert memory.forget("patient_history")
     assert memory.recall(["patient_history"]) == []
     assert memory.ingest_from_session(Session(store=store)) == []
@@ -51,7 +51,7 @@ def test_what_is_kept_comes_back(memory: Memory) -> None:
 def test_recall_keeps_the_order_and_leaves_out_what_is_missing(memory: Memory) -> None:
     for key in "abc":
         memory.store(key, f"text of {key}")
-    assert keys(memory.recall(["c", "nothing", "a"])) == ["c", "a"]
+    assert list_keys(memory.recall(["c", "nothing", "a"])) == ["c", "a"]
     assert memory.recall([]) == []
 
 
@@ -62,7 +62,7 @@ def test_the_same_key_again_updates(memory: Memory, store: Store) -> None:
     assert again.updated_at >= first.updated_at
     assert [each.text for each in memory.list()] == ["Lives in Paris"]
     assert memory.search("Berlin") == []
-    assert keys(memory.search("Paris")) == ["home"]
+    assert list_keys(memory.search("Paris")) == ["home"]
     log = MemoryLog(store, None, None).find()
     assert log is not None
     head = store.head(log).head
@@ -79,7 +79,7 @@ def test_forgetting_takes_every_version(memory: Memory, store: Store) -> None:
     assert memory.forget("k") is True
     assert memory.forget("k") is False
     assert memory.search("amethyst") == memory.recall("k") == []
-    assert keys(memory.list()) == ["other"]
+    assert list_keys(memory.list()) == ["other"]
     log = MemoryLog(store, None, None).find()
     assert log is not None
     assert store.verify(log)
@@ -95,9 +95,9 @@ def test_search_meets_words_in_other_forms(memory: Memory) -> None:
     memory.store("a", "Suffers from chronic migraines")
     memory.store("b", "Is allergic to peanuts")
     memory.store("c", "Likes running in the morning")
-    assert keys(memory.search("migraine"))[0] == "a"
-    assert keys(memory.search("What allergies are there?"))[0] == "b"
-    assert keys(memory.search("runs"))[0] == "c"
+    assert list_keys(memory.search("migraine"))[0] == "a"
+    assert list_keys(memory.search("What allergies are there?"))[0] == "b"
+    assert list_keys(memory.search("runs"))[0] == "c"
     assert memory.search("spaceship") == []
     assert memory.search("") == memory.search("  ?! ") == []
 
@@ -106,7 +106,7 @@ def test_search_puts_rare_words_first(memory: Memory) -> None:
     for n in range(20):
         memory.store(f"meeting-{n}", f"Meeting about topic {n}")
     memory.store("deep", "Meeting about submarines")
-    assert keys(memory.search("the meeting about submarines", limit=1)) == ["deep"]
+    assert list_keys(memory.search("the meeting about submarines", limit=1)) == ["deep"]
 
 
 def test_search_filters_by_kind_and_confidence(memory: Memory) -> None:
@@ -124,10 +124,10 @@ def test_a_list_pages_in_order_of_key(memory: Memory) -> None:
         memory.store(f"k{n:02}", f"text {n}", kind="odd" if n % 2 else "even")
     found, after = [], None
     while page := memory.list(limit=7, after=after):
-        found += keys(page)
+        found += list_keys(page)
         after = page[-1].key
     assert found == [f"k{n:02}" for n in range(25)]
-    assert keys(memory.list(kind="odd", limit=3, after="k05")) == ["k07", "k09", "k11"]
+    assert list_keys(memory.list(kind="odd", limit=3, after="k05")) == ["k07", "k09", "k11"]
     assert memory.list(limit=0) == []
 
 
@@ -173,7 +173,7 @@ def test_hostile_text_and_keys_come_back_exactly(memory: Memory) -> None:
         assert memory.recall(text)[0].text == f"{text}\0\n{n}"
         memory.search(text)
     assert len(memory.list()) == 5
-    assert keys(memory.search("钻石")) == ["钻石"]
+    assert list_keys(memory.search("钻石")) == ["钻石"]
 
 
 def test_bad_input_is_refused_and_nothing_is_kept(memory: Memory) -> None:
@@ -230,22 +230,22 @@ def test_bad_input_is_refused_and_nothing_is_kept(memory: Memory) -> None:
 
 
 @pytest.fixture
-def ids() -> FixedClock:
+def clock() -> FixedClock:
     return FixedClock()
 
 
-def test_what_has_expired_is_never_returned_and_goes_with_the_next_change(ids: FixedClock) -> None:
-    store = MemoryStore(clock=ids)
+def test_what_has_expired_is_never_returned_and_goes_with_the_next_change(clock: FixedClock) -> None:
+    store = MemoryStore(clock=clock)
     memory = Memory(store=store)
     kept = memory.store("offer", "Opal at half price", expires=timedelta(hours=1))
     assert kept.expires_at is not None
     memory.store("long", "Opal for ever", expires=3600 * 24)
     memory.store("at", "Opal by date", expires=datetime(2500, 1, 1, tzinfo=UTC))
-    assert keys(memory.search("opal")) == ["at", "long", "offer"]
-    ids.sleep(3601)
+    assert list_keys(memory.search("opal")) == ["at", "long", "offer"]
+    clock.sleep(3601)
     assert memory.recall("offer") == []
-    assert keys(memory.search("opal")) == ["at", "long"]
-    assert keys(memory.list()) == ["at", "long"]
+    assert list_keys(memory.search("opal")) == ["at", "long"]
+    assert list_keys(memory.list()) == ["at", "long"]
     log = MemoryLog(store, None, None).find()
     assert log is not None
     assert any(b"half price" in (row.body or b"") for row in store.walk(log))
@@ -255,18 +255,18 @@ def test_what_has_expired_is_never_returned_and_goes_with_the_next_change(ids: F
     assert store.verify(log)
 
 
-def test_an_update_may_drop_or_move_the_expiry(ids: FixedClock) -> None:
-    store = MemoryStore(clock=ids)
+def test_an_update_may_drop_or_move_the_expiry(clock: FixedClock) -> None:
+    store = MemoryStore(clock=clock)
     memory = Memory(store=store)
     memory.store("k", "first", expires=10)
     memory.store("k", "second")
     memory.store("j", "first", expires=10)
     memory.store("j", "second", expires=1000)
-    ids.sleep(11)
-    memory.store("other", "something else")  # buries the expired versions, which nobody saw any more
-    assert keys(memory.list()) == ["j", "k", "other"]
-    ids.sleep(1000)
-    assert keys(memory.list()) == ["k", "other"]
+    clock.sleep(11)
+    memory.store("other", "something else")  # erases the expired versions, which no reader could see
+    assert list_keys(memory.list()) == ["j", "k", "other"]
+    clock.sleep(1000)
+    assert list_keys(memory.list()) == ["k", "other"]
     kept = memory.store("j", "third")
     assert kept.created_at == kept.updated_at
     log = MemoryLog(store, None, None).find()
@@ -289,7 +289,7 @@ def test_of_many_writers_of_one_key_one_version_lives_and_no_other_key_is_lost(s
     run_together(*[lambda writer=writer: write(writer) for writer in range(4)])
     found = memory.list(limit=100)
     assert len(found) == 21
-    assert keys(found).count("same") == 1
+    assert list_keys(found).count("same") == 1
     log = MemoryLog(store, "u", None).find()
     assert log is not None
     assert store.verify(log)
@@ -325,16 +325,16 @@ def test_the_twins_and_aio_do_the_same(store: Store) -> None:
     async def twins() -> None:
         memory = Memory(store=store)
         await memory.store_async("k", "topaz")
-        assert keys(await memory.recall_async("k")) == keys(await memory.search_async("topaz")) == ["k"]
-        assert keys(await memory.list_async()) == ["k"]
+        assert list_keys(await memory.recall_async("k")) == list_keys(await memory.search_async("topaz")) == ["k"]
+        assert list_keys(await memory.list_async()) == ["k"]
         assert await memory.ingest_from_session_async(Session(store=store)) == []
         assert await memory.forget_async("k")
 
     async def awaited() -> None:
         memory = aio.Memory(service=aio.VectorMemoryService(), store=store)
         await memory.store("k", "topaz")
-        assert keys(await memory.recall(["k"])) == keys(await memory.search("topaz")) == ["k"]
-        assert keys(await memory.list()) == ["k"]
+        assert list_keys(await memory.recall(["k"])) == list_keys(await memory.search("topaz")) == ["k"]
+        assert list_keys(await memory.list()) == ["k"]
         session = aio.Session(store=store)
         assert await memory.ingest_from_session(session) == []
         assert await memory.forget("k")
@@ -346,12 +346,12 @@ def test_the_twins_and_aio_do_the_same(store: Store) -> None:
 def test_a_service_says_what_it_goes_by(store: Store) -> None:
     assert "spelling, not meaning" in repr(VectorMemoryService())
     assert "spelling, not meaning" in Memory(VectorMemoryService(), store=store).describe()
-    assert "meaning" in VectorMemoryService(Meaning()).describe()
+    assert "meaning" in VectorMemoryService(MeaningEmbedder()).describe()
     assert "keywords" in Memory(store=store).describe()
 
 
 def test_without_a_store_it_is_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_STORE", raising=False)
     Memory(user_id="somebody").store("k", "v")
-    assert keys(Memory(user_id="somebody").list()) == ["k"]
+    assert list_keys(Memory(user_id="somebody").list()) == ["k"]
     assert Memory(user_id="somebody").forget("k")

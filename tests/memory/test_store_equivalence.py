@@ -18,7 +18,7 @@ from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Log, Store
 from holdfast.stores.document_store import DocumentStore
 from tests.kit.documents import DictStore
-from tests.kit.stores import tables_of
+from tests.kit.stores import empty_tables
 
 WORDS = ["migraine", "migraines", "cat", "cats", "tea", "berlin", "lives", "living", "the", "not", "café", "钻", "4711"]
 texts = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
@@ -43,7 +43,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, database: str) -> Any:
         PostgresStore(database),
         DocumentStore(DictStore()),
     ]
-    tables_of(made[3])  # type: ignore[arg-type]
+    empty_tables(made[3])  # type: ignore[arg-type]
     yield made
     for store in made:
         store.close()
@@ -52,7 +52,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, database: str) -> Any:
 PREFIXES = ("memory/", "expires/", "ingested/")
 
 
-def rebuilt(store: Store, log: Log) -> dict[str, int | None]:
+def rebuild_names(store: Store, log: Log) -> dict[str, int | None]:
     """Every name, and the event that holds it, from the events alone."""
     found: dict[str, int | None] = {}
     for event in map(Event, store.walk(log)):
@@ -82,7 +82,7 @@ def test_all_stores_agree(stores: list[Store], moves: list[tuple[str, str, str]]
         log = MemoryLog(store, str(user), None).find()
         if log is not None:
             assert store.verify(log)
-            assert rebuilt(store, log) == dict(
+            assert rebuild_names(store, log) == dict(
                 sorted(pair for prefix in PREFIXES for pair in store.refs(log, prefix).items())
             )
             said.append([row.type for row in store.walk(log)])

@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.clock import FixedClock
 from holdfast.models import Done, LanguageModel, ModelEvent, ModelRequest
-from tests.models.server import Provider
+from tests.models.loopback_provider import Provider
 
 NAMES = {"openai": "gpt-4o", "anthropic": "claude-sonnet-5"}
 KEY = "sk-planted-0123456789abcdef"
 
 
-class Sleepless(FixedClock):
+class RecordingClock(FixedClock):
     """Never sleeps, and remembers for how long it should have."""
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def clock() -> Sleepless:
-    return Sleepless()
+def clock() -> RecordingClock:
+    return RecordingClock()
 
 
 @pytest.fixture(params=["openai", "anthropic"])
@@ -42,7 +42,7 @@ def wire(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def model(provider: Provider, wire: str, clock: Sleepless) -> Iterator[LanguageModel]:
+def model(provider: Provider, wire: str, clock: RecordingClock) -> Iterator[LanguageModel]:
     made = LanguageModel(wire, NAMES[wire], api_key=KEY, base_url=f"{provider.url}/v1", clock=clock, timeout=30)
     yield made
     made.close()
@@ -72,7 +72,7 @@ def ask(request: pytest.FixtureRequest) -> Ask:
     return run
 
 
-def last(events: list[ModelEvent]) -> Done:
+def read_done(events: list[ModelEvent]) -> Done:
     done = events[-1]
     assert isinstance(done, Done)
     return done

@@ -25,8 +25,8 @@ USAGE = {
 
 
 @dataclass(frozen=True)
-class Say:
-    """What a provider is to say."""
+class Reply:
+    """A reply of a provider, before it is encoded."""
 
     text: str = "Hello, wörld 🙂!"
     thinking: str = ""
@@ -42,19 +42,19 @@ class Say:
         return b"".join(self.frames(wire))
 
 
-def cut(text: str, size: int = 4) -> list[str]:
+def split_text(text: str, size: int = 4) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-def data(value: Any, event: str | None = None) -> bytes:
+def encode_frame(value: Any, event: str | None = None) -> bytes:
     name = f"event: {event}\n" if event else ""
     return f"{name}data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
 
 
-def _openai(say: Say) -> Iterable[bytes]:
+def _openai(reply: Reply) -> Iterable[bytes]:
     def chunk(delta: dict[str, Any] | None, stop: str | None = None, usage: Any = None) -> bytes:
         choices = [] if delta is None else [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": stop}]
-        return data(
+        return encode_frame(
             {
                 "id": "chatcmpl-1",
                 "object": "chat.completion.chunk",
@@ -66,22 +66,22 @@ def _openai(say: Say) -> Iterable[bytes]:
         )
 
     yield chunk({"role": "assistant", "content": "", "refusal": None})
-    yield from (chunk({"reasoning_content": piece}) for piece in cut(say.thinking))
-    yield from (chunk({"content": piece}) for piece in cut(say.text))
-    yield from (chunk({"refusal": piece}) for piece in cut(say.refusal))
-    for index, (call_id, name, arguments) in enumerate(say.calls):
+    yield from (chunk({"reasoning_content": piece}) for piece in split_text(reply.thinking))
+    yield from (chunk({"content": piece}) for piece in split_text(reply.text))
+    yield from (chunk({"refusal": piece}) for piece in split_text(reply.refusal))
+    for index, (call_id, name, arguments) in enumerate(reply.calls):
         start = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
         yield chunk({"tool_calls": [start]})
-        for piece in cut(arguments):
+        for piece in split_text(arguments):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, say.stop or ("tool_calls" if say.calls else "stop"))
+    yield chunk({}, reply.stop or ("tool_calls" if reply.calls else "stop"))
     yield chunk(None, usage=USAGE["openai"])
     yield b"data: [DONE]\n\n"
 
 
-def _anthropic(say: Say) -> Iterable[bytes]:
+def _anthropic(reply: Reply) -> Iterable[bytes]:
     def event(type: str, **fields: Any) -> bytes:
-        return data({"type": type, **fields}, type)
+        return encode_frame({"type": type, **fields}, type)
 
     def block(index: int, start: dict[str, Any], deltas: Iterable[dict[str, Any]]) -> Iterable[bytes]:
         yield event("content_block_start", index=index, content_block=start)
@@ -101,23 +101,23 @@ def _anthropic(say: Say) -> Iterable[bytes]:
     yield event("message_start", message=message)
     yield event("ping")
     index = 0
-    if say.thinking:
-        deltas = [{"type": "thinking_delta", "thinking": piece} for piece in cut(say.thinking)]
-        deltas.append({"type": "signature_delta", "signature": say.signature})
+    if reply.thinking:
+        deltas = [{"type": "thinking_delta", "thinking": piece} for piece in split_text(reply.thinking)]
+        deltas.append({"type": "signature_delta", "signature": reply.signature})
         yield from block(index, {"type": "thinking", "thinking": "", "signature": ""}, deltas)
         index += 1
-    if say.text:
-        deltas = [{"type": "text_delta", "text": piece} for piece in cut(say.text)]
+    if reply.text:
+        deltas = [{"type": "text_delta", "text": piece} for piece in split_text(reply.text)]
         yield from block(index, {"type": "text", "text": ""}, deltas)
         index += 1
-    for call_id, name, arguments in say.calls:
-        deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in ["", *cut(arguments)]]
+    for call_id, name, arguments in reply.calls:
+        deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in ["", *split_text(arguments)]]
         yield from block(index, {"type": "tool_use", "id": call_id, "name": name, "input": {}}, deltas)
         index += 1
-    stop = say.stop or ("tool_use" if say.calls else "end_turn")
+    stop = reply.stop or ("tool_use" if reply.calls else "end_turn")
     delta: dict[str, Any] = {"stop_reason": stop, "stop_sequence": None}
-    if say.refusal:
-        delta["stop_details"] = {"type": "refusal", "category": None, "explanation": say.refusal}
+    if reply.refusal:
+        delta["stop_details"] = {"type": "refusal", "category": None, "explanation": reply.refusal}
     details = {"thinking_tokens": 5}
     yield event("message_delta", delta=delta, usage={"output_tokens": 12, "output_tokens_details": details})
     yield event("message_stop")

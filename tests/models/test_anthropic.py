@@ -11,7 +11,7 @@ from holdfast.errors import BadResponse, InvalidArgument, StreamTruncated
 from holdfast.log.messages import File, Image, Message, Text, Thinking, ToolCall
 from holdfast.models import Done, ModelRequest, ToolSpec, anthropic
 from holdfast.models.endpoint import Endpoint
-from tests.models.frames import Say, data
+from tests.models.frames import Reply, encode_frame
 
 MODEL = "claude-sonnet-5"
 HERE = Endpoint(provider="anthropic", base_url="https://api.anthropic.com", api_key="sk-ant-secret")
@@ -19,22 +19,22 @@ LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", 
 CACHED = {"cache_control": {"type": "ephemeral"}}
 
 
-def sent(request: ModelRequest, endpoint: Endpoint = HERE) -> dict[str, Any]:
+def encode_body(request: ModelRequest, endpoint: Endpoint = HERE) -> dict[str, Any]:
     body: dict[str, Any] = orjson.loads(anthropic.encode(request, endpoint).body)
     return body
 
 
-def asked(**fields: Any) -> ModelRequest:
+def make_request(**fields: Any) -> ModelRequest:
     return ModelRequest(**({"model": MODEL, "messages": [Message.user("hi")]} | fields))
 
 
-def turns(*messages: Message, **fields: Any) -> list[tuple[str, list[str]]]:
-    body = sent(asked(messages=messages, **fields))
+def list_turns(*messages: Message, **fields: Any) -> list[tuple[str, list[str]]]:
+    body = encode_body(make_request(messages=messages, **fields))
     return [(turn["role"], [block["type"] for block in turn["content"]]) for turn in body["messages"]]
 
 
-def decoded(body: bytes, request: ModelRequest | None = None) -> Done:
-    decoder = anthropic.decoder(request or asked(), HERE)
+def decode_reply(body: bytes, request: ModelRequest | None = None) -> Done:
+    decoder = anthropic.decoder(request or make_request(), HERE)
     done = [*decoder.feed(body), *decoder.finish()][-1]
     assert isinstance(done, Done)
     return done
@@ -42,7 +42,7 @@ def decoded(body: bytes, request: ModelRequest | None = None) -> Done:
 
 def test_a_whole_request() -> None:
     thinking = Thinking(text="hm", signature="sig", provider="anthropic", model=MODEL)
-    request = asked(
+    request = make_request(
         system=("Be brief.", "Today is Monday."),
         messages=[
             Message.user("look", Image(url="https://x/a.png"), Image(data=b"png", media_type="image/png")),
@@ -113,43 +113,43 @@ def test_a_whole_request() -> None:
 
 def test_the_address_may_have_its_version_or_not() -> None:
     with_version = Endpoint(provider="anthropic", base_url="http://x/v1/")
-    assert anthropic.encode(asked(), with_version).url == "http://x/v1/messages"
+    assert anthropic.encode(make_request(), with_version).url == "http://x/v1/messages"
 
 
 def test_the_cache_finds_the_beginning_again() -> None:
     short = [Message.user("a"), Message.assistant("b"), Message.user("c")]
-    one = sent(asked(system="s", messages=short))
-    two = sent(asked(system="s", messages=[*short, Message.assistant("d"), Message.user("e")]))
+    one = encode_body(make_request(system="s", messages=short))
+    two = encode_body(make_request(system="s", messages=[*short, Message.assistant("d"), Message.user("e")]))
     assert two["messages"][2] == one["messages"][2]  # the last mark of one call is a mark of the next
     assert "cache_control" in two["messages"][2]["content"][-1]
     assert two["system"] == one["system"]
-    assert sent(asked(tools=[LOOK]))["tools"][-1]["cache_control"] == {"type": "ephemeral"}
+    assert encode_body(make_request(tools=[LOOK]))["tools"][-1]["cache_control"] == {"type": "ephemeral"}
 
 
 def test_users_and_assistant_take_turns() -> None:
-    assert turns(Message.user("a"), Message.user("b"), Message.assistant("c"), Message.assistant("d")) == [
+    assert list_turns(Message.user("a"), Message.user("b"), Message.assistant("c"), Message.assistant("d")) == [
         ("user", ["text", "text"]),
         ("assistant", ["text", "text"]),
-        ("user", ["text"]),  # nobody may end with the assistant
+        ("user", ["text"]),  # a request may not end with the assistant
     ]
-    assert turns(Message.assistant("a"), Message.user("b"))[0] == ("user", ["text"])
+    assert list_turns(Message.assistant("a"), Message.user("b"))[0] == ("user", ["text"])
 
 
 def test_results_come_first_and_together() -> None:
     calls = Message.assistant(ToolCall(id="1", name="f"), ToolCall(id="2", name="f"))
-    found = turns(calls, Message.user("x"), Message.tool("b", call_id="2"), Message.tool("a", call_id="1"))
+    found = list_turns(calls, Message.user("x"), Message.tool("b", call_id="2"), Message.tool("a", call_id="1"))
     assert found[2] == ("user", ["tool_result", "tool_result", "text"])
 
 
 def test_nothing_empty_is_sent() -> None:
     messages = [Message.user(" "), Message.assistant(), Message.user("hi", "")]
-    assert turns(*messages) == [("user", ["text"])]
+    assert list_turns(*messages) == [("user", ["text"])]
     with pytest.raises(InvalidArgument, match="no message"):
-        sent(asked(messages=[Message.user("")]))
+        encode_body(make_request(messages=[Message.user("")]))
 
 
 def test_system_messages_join_the_system_prompt() -> None:
-    body = sent(asked(system="a", messages=[Message.system("b"), Message.user("hi")]))
+    body = encode_body(make_request(system="a", messages=[Message.system("b"), Message.user("hi")]))
     assert [block["text"] for block in body["system"]] == ["a", "b"]
 
 
@@ -161,7 +161,7 @@ def test_files_go_as_documents_or_by_name() -> None:
         File(data=b"\x00", media_type="application/zip", name="t.zip"),
         Image(data=b"bmp", media_type="image/bmp"),
     )
-    content = sent(asked(messages=[message]))["messages"][0]["content"]
+    content = encode_body(make_request(messages=[message]))["messages"][0]["content"]
     assert content[0] == {
         "type": "document",
         "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="},
@@ -184,8 +184,10 @@ def test_files_go_as_documents_or_by_name() -> None:
         (Thinking(text="t"), False),
     ],
 )
-def test_thinking_goes_back_to_the_model_that_signed_it_and_to_nobody_else(thinking: Thinking, is_sent: bool) -> None:
-    body = sent(asked(messages=[Message.user("q"), Message.assistant(thinking, "so"), Message.user("hi")]))
+def test_thinking_goes_back_only_to_the_model_that_signed_it(thinking: Thinking, is_sent: bool) -> None:
+    body = encode_body(
+        make_request(messages=[Message.user("q"), Message.assistant(thinking, "so"), Message.user("hi")])
+    )
     content = body["messages"][1]["content"]
     assert [block["type"] for block in content] == (["thinking", "text"] if is_sent else ["text"])
     assert "t" not in [block.get("text") for block in content]
@@ -193,12 +195,12 @@ def test_thinking_goes_back_to_the_model_that_signed_it_and_to_nobody_else(think
 
 def test_thinking_that_the_provider_hides_goes_back_as_it_came() -> None:
     hidden = {"type": "redacted_thinking", "data": "b3BhcXVl"}
-    frames = Say(text="so").frames("anthropic")
-    block = data({"type": "content_block_start", "index": 9, "content_block": hidden})
-    end = data({"type": "content_block_stop", "index": 9})
-    message = decoded(b"".join([frames[0], block, end, *frames[1:]])).message
+    frames = Reply(text="so").frames("anthropic")
+    block = encode_frame({"type": "content_block_start", "index": 9, "content_block": hidden})
+    end = encode_frame({"type": "content_block_stop", "index": 9})
+    message = decode_reply(b"".join([frames[0], block, end, *frames[1:]])).message
     assert message.parts[0].type == "thinking"
-    content = sent(asked(messages=[message, Message.user("hi")]))["messages"][1]["content"]
+    content = encode_body(make_request(messages=[message, Message.user("hi")]))["messages"][1]["content"]
     assert content[0] == hidden
 
 
@@ -206,7 +208,7 @@ class TestStructuredOutput:
     SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"]}
 
     def test_natively(self) -> None:
-        body = sent(asked(output_schema=self.SCHEMA, options={"output_config": {"effort": "low"}}))
+        body = encode_body(make_request(output_schema=self.SCHEMA, options={"output_config": {"effort": "low"}}))
         assert body["output_config"] == {
             "format": {
                 "type": "json_schema",
@@ -225,15 +227,15 @@ class TestStructuredOutput:
         [("claude-3-5-haiku-latest", SCHEMA), (MODEL, {"type": "object", "additionalProperties": {"type": "string"}})],
     )
     def test_by_instruction_where_model_or_schema_do_not_allow_it(self, model: str, schema: dict[str, Any]) -> None:
-        body = sent(asked(model=model, output_schema=schema))
+        body = encode_body(make_request(model=model, output_schema=schema))
         assert "output_config" not in body
         assert "JSON Schema" in body["messages"][-1]["content"][-1]["text"]
 
 
 def test_a_budget_for_thinking_fits_into_the_limit() -> None:
     thinking = {"type": "enabled", "budget_tokens": 10_000}
-    assert sent(asked(options={"thinking": thinking}))["max_tokens"] == 18_192
-    assert sent(asked())["max_tokens"] == 8_192
+    assert encode_body(make_request(options={"thinking": thinking}))["max_tokens"] == 18_192
+    assert encode_body(make_request())["max_tokens"] == 8_192
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,7 @@ def test_a_budget_for_thinking_fits_into_the_limit() -> None:
     [("auto", {"type": "auto"}), ("none", {"type": "none"}), ("look", {"type": "tool", "name": "look"})],
 )
 def test_tool_choices(choice: str, form: dict[str, str]) -> None:
-    assert sent(asked(tools=[LOOK], tool_choice=choice))["tool_choice"] == form
+    assert encode_body(make_request(tools=[LOOK], tool_choice=choice))["tool_choice"] == form
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_tool_choices(choice: str, form: dict[str, str]) -> None:
 
 def test_a_whole_reply() -> None:
     calls = [("toolu_a", "look", '{"what": "tea"}'), ("toolu_b", "look", "")]
-    done = decoded(Say(text="I look.", thinking="Which?", calls=calls).body("anthropic"))
+    done = decode_reply(Reply(text="I look.", thinking="Which?", calls=calls).body("anthropic"))
     assert list(done.message.parts) == [
         Thinking(text="Which?", signature="c2lnbmVk", provider="anthropic", model=MODEL),
         Text("I look."),
@@ -276,41 +278,41 @@ def test_a_whole_reply() -> None:
     ],
 )
 def test_stop_reasons(raw: str, stop: str) -> None:
-    assert decoded(Say(stop=raw).body("anthropic")).stop_reason == stop
+    assert decode_reply(Reply(stop=raw).body("anthropic")).stop_reason == stop
 
 
 def test_a_refusal_without_words_says_why() -> None:
-    done = decoded(Say(text="", refusal="Not this.", stop="refusal").body("anthropic"))
+    done = decode_reply(Reply(text="", refusal="Not this.", stop="refusal").body("anthropic"))
     assert (done.stop_reason, done.message.text) == ("refusal", "Not this.")
 
 
 def test_blocks_of_unknown_kinds_are_left_out() -> None:
-    frames = Say(text="so").frames("anthropic")
+    frames = Reply(text="so").frames("anthropic")
     search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
     delta = {"type": "input_json_delta", "partial_json": "{}"}
     extra = [
-        data({"type": "content_block_start", "index": 9, "content_block": search}),
-        data({"type": "content_block_delta", "index": 9, "delta": delta}),
-        data({"type": "content_block_stop", "index": 9}),
-        data({"type": "something_new"}),
+        encode_frame({"type": "content_block_start", "index": 9, "content_block": search}),
+        encode_frame({"type": "content_block_delta", "index": 9, "delta": delta}),
+        encode_frame({"type": "content_block_stop", "index": 9}),
+        encode_frame({"type": "something_new"}),
     ]
-    assert [part.type for part in decoded(b"".join([frames[0], *extra, *frames[1:]])).message.parts] == ["text"]
+    assert [part.type for part in decode_reply(b"".join([frames[0], *extra, *frames[1:]])).message.parts] == ["text"]
 
 
 @pytest.mark.parametrize("at", range(6))
-def test_an_event_that_is_told_twice_is_noticed_where_it_can_be(at: int) -> None:
-    frames = Say(text="Hell").frames("anthropic")  # start, ping, block start, delta, block stop, message delta, stop
+def test_a_repeated_event_is_noticed_where_it_can_be(at: int) -> None:
+    frames = Reply(text="Hell").frames("anthropic")  # start, ping, block start, delta, block stop, message delta, stop
     body = b"".join([*frames[: at + 1], frames[at], *frames[at + 1 :]])
     if at in (0, 2, 4):
         with pytest.raises(BadResponse):
-            decoded(body)
+            decode_reply(body)
     else:
-        assert decoded(body).message.text == ("HellHell" if at == 3 else "Hell")
+        assert decode_reply(body).message.text == ("HellHell" if at == 3 else "Hell")
 
 
 def test_a_message_that_stops_without_a_reason_is_truncated() -> None:
-    frames = Say().frames("anthropic")
+    frames = Reply().frames("anthropic")
     with pytest.raises(StreamTruncated):
-        decoded(b"".join([*frames[:-2], frames[-1]]))
+        decode_reply(b"".join([*frames[:-2], frames[-1]]))
     with pytest.raises(BadResponse, match="inside a block"):
-        decoded(b"".join([*frames[:-3], *frames[-2:]]))
+        decode_reply(b"".join([*frames[:-3], *frames[-2:]]))

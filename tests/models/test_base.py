@@ -11,15 +11,15 @@ from holdfast.log.repair import UNKNOWN_OUTCOME
 from holdfast.models import TextDelta, Usage, repair_history
 
 
-def calling(*ids: str) -> Message:
+def make_calls(*ids: str) -> Message:
     return Message("assistant", [ToolCall(id=each, name="look", arguments={}) for each in ids])
 
 
-def result(call_id: str, content: str = "ok") -> Message:
+def make_result(call_id: str, content: str = "ok") -> Message:
     return Message.tool(content, call_id=call_id)
 
 
-def shape(messages: list[Message]) -> list[str]:
+def describe_messages(messages: list[Message]) -> list[str]:
     found = []
     for message in messages:
         for part in message.parts:
@@ -49,39 +49,46 @@ def test_a_delta_is_one_small_frozen_object() -> None:
 
 
 def test_a_valid_conversation_stays_as_it_is() -> None:
-    messages = [Message.user("a"), calling("1", "2"), result("1"), result("2"), Message.assistant("b")]
+    messages = [Message.user("a"), make_calls("1", "2"), make_result("1"), make_result("2"), Message.assistant("b")]
     assert repair_history(messages) == messages
 
 
 def test_an_orphan_call_gets_a_result_that_says_so() -> None:
-    found = repair_history([Message.user("a"), calling("1", "2"), result("2"), Message.user("b")])
-    assert shape(found) == ["a", "call 1", "call 2", "1: ?", "2: ok", "b"]
+    found = repair_history([Message.user("a"), make_calls("1", "2"), make_result("2"), Message.user("b")])
+    assert describe_messages(found) == ["a", "call 1", "call 2", "1: ?", "2: ok", "b"]
     orphan = found[2].parts[0]
     assert isinstance(orphan, ToolResult)
     assert orphan.is_error
 
 
 def test_an_orphan_result_is_left_out() -> None:
-    assert shape(repair_history([result("9"), Message.user("a"), result("8"), Message.assistant("b")])) == ["a", "b"]
+    assert describe_messages(
+        repair_history([make_result("9"), Message.user("a"), make_result("8"), Message.assistant("b")])
+    ) == ["a", "b"]
 
 
 def test_a_result_stands_right_behind_its_call() -> None:
-    found = repair_history([calling("1"), Message.user("meanwhile"), result("1")])
-    assert shape(found) == ["call 1", "1: ok", "meanwhile"]
+    found = repair_history([make_calls("1"), Message.user("meanwhile"), make_result("1")])
+    assert describe_messages(found) == ["call 1", "1: ok", "meanwhile"]
 
 
 def test_ids_that_are_used_twice_become_unique() -> None:
-    found = repair_history([calling("1", "1"), result("1", "a"), result("1", "b"), calling("1"), result("1", "c")])
-    assert shape(found) == ["call 1", "call 1-2", "1: a", "1-2: b", "call 1-3", "1-3: c"]
+    found = repair_history(
+        [make_calls("1", "1"), make_result("1", "a"), make_result("1", "b"), make_calls("1"), make_result("1", "c")]
+    )
+    assert describe_messages(found) == ["call 1", "call 1-2", "1: a", "1-2: b", "call 1-3", "1-3: c"]
 
 
 def test_an_interrupted_call_does_not_take_the_answer_of_a_later_one() -> None:
-    found = repair_history([calling("1"), Message.user("again"), calling("1"), result("1", "late")])
-    assert shape(found) == ["call 1", "1: ?", "again", "call 1-2", "1-2: late"]
+    found = repair_history([make_calls("1"), Message.user("again"), make_calls("1"), make_result("1", "late")])
+    assert describe_messages(found) == ["call 1", "1: ?", "again", "call 1-2", "1-2: late"]
 
 
 def test_a_second_result_for_one_call_is_left_out() -> None:
-    assert shape(repair_history([calling("1"), result("1", "a"), result("1", "b")])) == ["call 1", "1: a"]
+    assert describe_messages(repair_history([make_calls("1"), make_result("1", "a"), make_result("1", "b")])) == [
+        "call 1",
+        "1: a",
+    ]
 
 
 def test_repair_keeps_authors_thinking_and_text() -> None:
@@ -93,7 +100,7 @@ def test_repair_keeps_authors_thinking_and_text() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_comes_in_what_comes_out_is_valid_and_stays_so(seed: int) -> None:
+def test_any_conversation_is_repaired_to_a_valid_one_that_stays_the_same(seed: int) -> None:
     choose = random.Random(seed)
     messages: list[Message] = []
     for _ in range(choose.randrange(12)):
@@ -102,7 +109,7 @@ def test_whatever_comes_in_what_comes_out_is_valid_and_stays_so(seed: int) -> No
         if kind == 0:
             messages.append(Message.user("u"))
         elif kind == 1:
-            messages.append(calling(*picked))
+            messages.append(make_calls(*picked))
         elif kind == 2:
             messages.append(Message("tool", [ToolResult(call_id=each, content="r") for each in picked]))
         else:

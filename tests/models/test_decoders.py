@@ -1,4 +1,4 @@
-"""What both decoders promise, whatever arrives in whatever pieces."""
+"""What both decoders promise for any bytes in any pieces."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from holdfast.log.messages import Message
 from holdfast.models import Done, ModelEvent, ModelRequest, anthropic, openai
 from holdfast.models.endpoint import Decoder, Endpoint
 from holdfast.models.sse import MalformedLine, SSEParser
-from tests.models.frames import Say, data
+from tests.models.frames import Reply, encode_frame
 
 CODECS: dict[str, Any] = {"openai": openai, "anthropic": anthropic}
-FULL = Say(thinking="Hm, ünd?", calls=[("a", "look", '{"what": "té 🙂"}'), ("b", "count", "{}")])
+FULL = Reply(thinking="Hm, ünd?", calls=[("a", "look", '{"what": "té 🙂"}'), ("b", "count", "{}")])
 REQUEST = ModelRequest(model="m", messages=[Message.user("hi")])
 
 
-def decoder(wire: str, limit: int = 1 << 20) -> Any:
+def make_decoder(wire: str, limit: int = 1 << 20) -> Any:
     return CODECS[wire].decoder(REQUEST, Endpoint(provider=wire, base_url="http://x", api_key="sk-key"), limit)
 
 
-def events_of(wire: str, *chunks: bytes) -> list[ModelEvent]:
-    found: Decoder = decoder(wire)
+def decode_events(wire: str, *chunks: bytes) -> list[ModelEvent]:
+    found: Decoder = make_decoder(wire)
     return [event for chunk in chunks for event in found.feed(chunk)] + found.finish()
 
 
 def test_the_events_of_a_reply(wire: str) -> None:
-    events = events_of(wire, FULL.body(wire))
+    events = decode_events(wire, FULL.body(wire))
     kinds = [event.type for event in events]
     assert kinds[:2] == ["block_start", "thinking_delta"]
     assert kinds[-1] == "done"
@@ -43,28 +43,28 @@ def test_the_events_of_a_reply(wire: str) -> None:
 
 
 def test_every_cut_gives_the_same_events(wire: str) -> None:
-    body = Say(text="né 🙂", calls=[("a", "f", '{"x":1}')]).body(wire)
-    whole = events_of(wire, body)
+    body = Reply(text="né 🙂", calls=[("a", "f", '{"x":1}')]).body(wire)
+    whole = decode_events(wire, body)
     for at in range(len(body) + 1):
-        assert events_of(wire, body[:at], body[at:]) == whole
-    assert events_of(wire, *(body[at : at + 1] for at in range(len(body)))) == whole
+        assert decode_events(wire, body[:at], body[at:]) == whole
+    assert decode_events(wire, *(body[at : at + 1] for at in range(len(body)))) == whole
 
 
 @pytest.mark.parametrize("ending", [b"\r\n", b"\r"])
 def test_lines_may_end_as_they_like(wire: str, ending: bytes) -> None:
-    body = Say(text="né").body(wire)
+    body = Reply(text="né").body(wire)
     other = body.replace(b"\n", ending)
     for at in range(len(other) + 1):
-        assert events_of(wire, other[:at], other[at:]) == events_of(wire, body)
+        assert decode_events(wire, other[:at], other[at:]) == decode_events(wire, body)
 
 
 def test_a_reply_that_breaks_off_at_any_byte_is_no_reply(wire: str) -> None:
-    body = Say(text="né 🙂", calls=[("a", "f", '{"x":1}')]).body(wire)
-    whole = events_of(wire, body)
+    body = Reply(text="né 🙂", calls=[("a", "f", '{"x":1}')]).body(wire)
+    whole = decode_events(wire, body)
     # OpenAI's reply is complete with its finish reason; what follows is the usage and a word of goodbye.
     complete = body.index(b"\n\n", body.index(b'"finish_reason": "tool_calls"')) if wire == "openai" else len(body)
     for at in range(len(body)):
-        found = decoder(wire)
+        found = make_decoder(wire)
         events = found.feed(body[:at])
         is_open = at <= complete or found._frames.incomplete_data not in (b"", b"[DONE]")
         if is_open and not any(event.type == "done" for event in events):
@@ -82,7 +82,7 @@ def test_a_corrupt_chunk_is_an_error_and_shows_nothing(wire: str) -> None:
     for at in range(len(frames) - 1):
         damaged = frames[at].replace(b'"', b"", 1)
         with pytest.raises(BadResponse) as caught:
-            events_of(wire, *frames[:at], damaged, *frames[at + 1 :])
+            decode_events(wire, *frames[:at], damaged, *frames[at + 1 :])
         assert not isinstance(caught.value, StreamTruncated)
         assert caught.value.__cause__ is caught.value.__context__ is None  # a JSON error would hold the text
 
@@ -108,7 +108,7 @@ def test_a_corrupt_chunk_is_an_error_and_shows_nothing(wire: str) -> None:
 )
 def test_nonsense_is_a_bad_response(wire: str, nonsense: bytes) -> None:
     with pytest.raises(BadResponse):
-        events_of(wire, Say().frames(wire)[0], nonsense)
+        decode_events(wire, Reply().frames(wire)[0], nonsense)
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -127,7 +127,7 @@ def test_damaged_bytes_give_events_or_one_of_our_errors(wire: str, seed: int) ->
         else:
             body[at:at] = bytes(choose.randrange(256) for _ in range(3))
     try:
-        events = events_of(wire, *(bytes(body[at : at + 97]) for at in range(0, len(body), 97)))
+        events = decode_events(wire, *(bytes(body[at : at + 97]) for at in range(0, len(body), 97)))
     except ProviderError:
         return
     assert [event.type for event in events].count("done") == 1
@@ -135,43 +135,43 @@ def test_damaged_bytes_give_events_or_one_of_our_errors(wire: str, seed: int) ->
 
 
 def test_an_error_inside_the_stream_is_typed(wire: str) -> None:
-    frames = Say().frames(wire)[:4]
+    frames = Reply().frames(wire)[:4]
     error = {"type": "overloaded_error", "message": "Overloaded"}
     with pytest.raises(ProviderUnavailable, match="Overloaded") as caught:
-        events_of(wire, *frames, data({"type": "error", "error": error}, "error"))
+        decode_events(wire, *frames, encode_frame({"type": "error", "error": error}, "error"))
     assert caught.value.retryable
     quota = {"type": "insufficient_quota", "code": "insufficient_quota", "message": "pay"}
     with pytest.raises(RateLimited) as refused:
-        events_of(wire, *frames, data({"type": "error", "error": quota}))
+        decode_events(wire, *frames, encode_frame({"type": "error", "error": quota}))
     assert not refused.value.retryable
 
 
 def test_an_endless_reply_is_cut(wire: str) -> None:
-    frames = Say().frames(wire)
-    found = decoder(wire, limit=10_000)
+    frames = Reply().frames(wire)
+    found = make_decoder(wire, limit=10_000)
     with pytest.raises(BadResponse, match="more than 10000 bytes"):
         [found.feed(chunk) for chunk in [*frames[:3], *[frames[3]] * 1000]]
     with pytest.raises(BadResponse, match="more than"):
-        decoder(wire, limit=10).feed(b"data: " + b"x" * 10)
+        make_decoder(wire, limit=10).feed(b"data: " + b"x" * 10)
 
 
 def test_what_follows_the_end_does_not_count(wire: str) -> None:
-    body = Say().body(wire)
-    events = events_of(wire, body, body, b"\x00 nonsense \n\n")
+    body = Reply().body(wire)
+    events = decode_events(wire, body, body, b"\x00 nonsense \n\n")
     assert [event.type for event in events].count("done") == 1
 
 
 def test_comments_and_other_fields_say_nothing(wire: str) -> None:
     noise = b": PROCESSING\n\nid: 4\nretry: 10\n\n"
-    assert events_of(wire, noise, Say().body(wire), noise) == events_of(wire, Say().body(wire))
+    assert decode_events(wire, noise, Reply().body(wire), noise) == decode_events(wire, Reply().body(wire))
 
 
 def test_no_reply_at_all_is_truncated(wire: str) -> None:
     with pytest.raises(StreamTruncated):
-        events_of(wire)
+        decode_events(wire)
     if wire == "openai":
         with pytest.raises(StreamTruncated):
-            events_of(wire, b"data: [DONE]\n\n")
+            decode_events(wire, b"data: [DONE]\n\n")
 
 
 class TestFrames:

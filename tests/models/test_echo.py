@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, ModelRequest, ToolSpec
-from tests.models.conftest import Ask, last
+from tests.models.conftest import Ask, read_done
 
 TIME = ToolSpec(name="get_time", description="The time.")
 ORDERS = ToolSpec(
@@ -22,11 +22,11 @@ ORDERS = ToolSpec(
 )
 
 
-def talk(*said: str, **fields: Any) -> list[str]:
+def ask_echo(*texts: str, **fields: Any) -> list[str]:
     """What echo answers to each of these, in one conversation."""
     messages: list[Message] = []
     answers: list[str] = []
-    for text in said:
+    for text in texts:
         messages.append(Message.user(text))
         done = list(LanguageModel("echo").stream(ModelRequest(messages=messages, **fields)))[-1]
         messages.append(done.message)  # type: ignore[union-attr]
@@ -35,45 +35,45 @@ def talk(*said: str, **fields: Any) -> list[str]:
 
 
 def test_it_remembers_names() -> None:
-    hello, answer = talk("My name is Alice", "What do you know about me?")
+    hello, answer = ask_echo("My name is Alice", "What do you know about me?")
     assert hello == "Nice to meet you, Alice."
     assert answer == "Your name is Alice."
-    assert talk("Hi, my name is Ada Lovelace and I like tea.", "What is my name?")[1] == (
+    assert ask_echo("Hi, my name is Ada Lovelace and I like tea.", "What is my name?")[1] == (
         "Your name is Ada Lovelace; you like tea."
     )
-    assert talk("my name is bob.", "No, my name is Bobby!", "Who am I?")[2] == "Your name is Bobby."
+    assert ask_echo("my name is bob.", "No, my name is Bobby!", "Who am I?")[2] == "Your name is Bobby."
 
 
-def test_it_knows_nothing_that_it_was_not_told() -> None:
-    assert "nothing about you" in talk("What do you know about me?")[0]
+def test_it_knows_only_what_the_conversation_says() -> None:
+    assert "nothing about you" in ask_echo("What do you know about me?")[0]
 
 
 def test_it_says_what_it_is() -> None:
-    assert "stand-in" in talk("What are you?")[0]
-    assert "stand-in" in talk("Hello!")[0]
+    assert "stand-in" in ask_echo("What are you?")[0]
+    assert "stand-in" in ask_echo("Hello!")[0]
 
 
 def test_it_counts() -> None:
-    assert talk("Count to 5")[0] == "1, 2, 3, 4, 5"
-    assert talk("a", "b", "How many messages have I sent?")[2] == "You have sent 3 messages."
+    assert ask_echo("Count to 5")[0] == "1, 2, 3, 4, 5"
+    assert ask_echo("a", "b", "How many messages have I sent?")[2] == "You have sent 3 messages."
 
 
 def test_it_echoes() -> None:
-    assert talk("The sky is blue.")[0] == "You said: The sky is blue."
-    assert talk("")[0] == "You said nothing."
+    assert ask_echo("The sky is blue.")[0] == "You said: The sky is blue."
+    assert ask_echo("")[0] == "You said nothing."
 
 
 def test_it_uses_tools_when_asked(ask: Ask) -> None:
     model = LanguageModel("echo")
     messages = [Message.user("Please use the tool get_time.")]
-    done = last(ask(model, ModelRequest(messages=messages, tools=[TIME])))
+    done = read_done(ask(model, ModelRequest(messages=messages, tools=[TIME])))
     (wish,) = done.message.tool_calls
     assert (wish.name, wish.arguments, done.stop_reason) == ("get_time", {}, "tool_use")
     messages += [done.message, Message.tool("12:00", call_id=wish.id)]
-    answer = last(ask(model, ModelRequest(messages=messages, tools=[TIME]))).message
+    answer = read_done(ask(model, ModelRequest(messages=messages, tools=[TIME]))).message
     assert answer.text == "get_time says: 12:00"
     messages += [answer, Message.user("Thanks")]
-    assert last(ask(model, ModelRequest(messages=messages, tools=[TIME]))).message.text == "You said: Thanks"
+    assert read_done(ask(model, ModelRequest(messages=messages, tools=[TIME]))).message.text == "You said: Thanks"
 
 
 @pytest.mark.parametrize(
@@ -87,18 +87,18 @@ def test_it_uses_tools_when_asked(ask: Ask) -> None:
 )
 def test_it_finds_arguments(said: str, arguments: dict[str, Any], ask: Ask) -> None:
     request = ModelRequest(messages=[Message.user(said)], tools=[TIME, ORDERS])
-    assert last(ask(LanguageModel("echo"), request)).message.tool_calls[0].arguments == arguments
+    assert read_done(ask(LanguageModel("echo"), request)).message.tool_calls[0].arguments == arguments
 
 
 def test_it_says_which_tools_there_are() -> None:
-    assert talk("use the tool rocket", tools=[TIME])[0] == "I have no tool named rocket. I have: get_time."
+    assert ask_echo("use the tool rocket", tools=[TIME])[0] == "I have no tool named rocket. I have: get_time."
 
 
 def test_it_obeys_the_tool_choice(ask: Ask) -> None:
     request = ModelRequest(messages=[Message.user("use get_time")], tools=[TIME], tool_choice="none")
-    assert last(ask(LanguageModel("echo"), request)).message.tool_calls == []
+    assert read_done(ask(LanguageModel("echo"), request)).message.tool_calls == []
     request = ModelRequest(messages=[Message.user("Hello")], tools=[ORDERS, TIME], tool_choice="get_time")
-    assert last(ask(LanguageModel("echo"), request)).message.tool_calls[0].name == "get_time"
+    assert read_done(ask(LanguageModel("echo"), request)).message.tool_calls[0].name == "get_time"
 
 
 def test_it_answers_in_the_shape_that_is_asked_for() -> None:
@@ -114,7 +114,7 @@ def test_it_answers_in_the_shape_that_is_asked_for() -> None:
         },
         "$defs": {"Address": {"type": "object", "properties": {"zip": {"type": "string", "default": "0"}}}},
     }
-    answer = talk("My name is Alice", "Tell me", output_schema=schema)[1]
+    answer = ask_echo("My name is Alice", "Tell me", output_schema=schema)[1]
     assert orjson.loads(answer) == {
         "name": "Alice",
         "mood": "calm",

@@ -18,33 +18,33 @@ from holdfast.errors import (
 )
 from holdfast.models.embeddings import BATCH, Embeddings
 from holdfast.stores import MemoryStore
-from tests.models.conftest import KEY, Sleepless
-from tests.models.server import Answer, Provider, Seen
+from tests.models.conftest import KEY, RecordingClock
+from tests.models.loopback_provider import Answer, Provider, RecordedRequest
 
 JSON = {"content-type": "application/json"}
 
 
-def vectors(*given: list[float], order: list[int] | None = None) -> Answer:
+def make_vectors_answer(*given: list[float], order: list[int] | None = None) -> Answer:
     data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(given)]
     body = {"object": "list", "data": [data[at] for at in order or range(len(data))], "model": "m"}
     return Answer([json.dumps(body).encode()], headers=JSON)
 
 
-def failing(status: int, **headers: str) -> Answer:
+def make_error_answer(status: int, **headers: str) -> Answer:
     return Answer([json.dumps({"error": {"message": f"no, {KEY}"}}).encode()], status=status, headers=JSON | headers)
 
 
 @pytest.fixture
-def embed(provider: Provider, clock: Sleepless) -> Any:
+def embed(provider: Provider, clock: RecordingClock) -> Any:
     made = Embeddings("nomic", base_url=f"{provider.url}/v1", api_key=KEY, clock=clock, timeout=0.5)
     yield made
     made._transport.close()
 
 
 def test_texts_go_out_and_vectors_come_back_in_order(provider: Provider, embed: Embeddings) -> None:
-    provider.then(vectors([1.0, 2], [3.0, 4.5], order=[1, 0]))
+    provider.enqueue(make_vectors_answer([1.0, 2], [3.0, 4.5], order=[1, 0]))
     assert embed(["one", "two"]) == [[1.0, 2], [3.0, 4.5]]
-    (seen,) = provider.seen
+    (seen,) = provider.requests
     assert seen.path == "/v1/embeddings"
     assert seen.body == {"model": "nomic", "input": ["one", "two"], "encoding_format": "float"}
     assert seen.headers["authorization"] == f"Bearer {KEY}"
@@ -53,28 +53,28 @@ def test_texts_go_out_and_vectors_come_back_in_order(provider: Provider, embed: 
 
 
 def test_many_texts_are_sent_in_batches(provider: Provider, embed: Embeddings) -> None:
-    provider.then(vectors(*[[float(n)] for n in range(BATCH)]), vectors([7.0]))
+    provider.enqueue(make_vectors_answer(*[[float(n)] for n in range(BATCH)]), make_vectors_answer([7.0]))
     found = embed([str(n) for n in range(BATCH + 1)])
     assert (len(found), found[-1]) == (BATCH + 1, [7.0])
-    assert [len(seen.body["input"]) for seen in provider.seen] == [BATCH, 1]
+    assert [len(seen.body["input"]) for seen in provider.requests] == [BATCH, 1]
     assert embed([]) == []
 
 
-def test_what_may_pass_is_tried_again_and_what_will_not_is_told(
-    provider: Provider, embed: Embeddings, clock: Sleepless
+def test_a_temporary_failure_is_retried_and_a_permanent_one_is_raised(
+    provider: Provider, embed: Embeddings, clock: RecordingClock
 ) -> None:
-    provider.then(failing(503), failing(429, **{"retry-after": "3"}), vectors([1.0]))
+    provider.enqueue(make_error_answer(503), make_error_answer(429, **{"retry-after": "3"}), make_vectors_answer([1.0]))
     assert embed(["x"]) == [[1.0]]
     assert len(clock.slept) == 2
-    provider.then(failing(401))
+    provider.enqueue(make_error_answer(401))
     with pytest.raises(AuthenticationFailed) as caught:
         embed(["x"])
     assert KEY not in str(caught.value)
-    provider.then(*[failing(429)] * 3)
+    provider.enqueue(*[make_error_answer(429)] * 3)
     with pytest.raises(RateLimited) as limited:
         embed(["x"])
     assert KEY not in str(limited.value)
-    provider.then(*[Answer([b"{"], headers=JSON, end="hold")] * 3)
+    provider.enqueue(*[Answer([b"{"], headers=JSON, end="hold")] * 3)
     with pytest.raises(ProviderTimeout):
         embed(["x"])
 
@@ -95,14 +95,14 @@ def test_what_may_pass_is_tried_again_and_what_will_not_is_told(
     ],
 )
 def test_an_answer_without_vectors_is_a_bad_response(provider: Provider, embed: Embeddings, body: bytes) -> None:
-    provider.then(Answer([body], headers=JSON))
+    provider.enqueue(Answer([body], headers=JSON))
     with pytest.raises(BadResponse, match="check"):
         embed(["x"])
 
 
-def test_an_endless_answer_is_cut(provider: Provider, clock: Sleepless) -> None:
+def test_an_endless_answer_is_cut(provider: Provider, clock: RecordingClock) -> None:
     embed = Embeddings("nomic", base_url=f"{provider.url}/v1", clock=clock, max_bytes=1000)
-    provider.then(Answer([b"x" * 600] * 10, headers=JSON))
+    provider.enqueue(Answer([b"x" * 600] * 10, headers=JSON))
     with pytest.raises(BadResponse, match="more than 1000 bytes"):
         embed(["x"])
     embed._transport.close()
@@ -124,14 +124,14 @@ def test_names_lead_where_models_names_do(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_memory_asks_its_endpoint_and_gets_by_without_it(provider: Provider) -> None:
-    provider.then(vectors([1.0, 0.0]), vectors([1.0, 0.1]))
+    provider.enqueue(make_vectors_answer([1.0, 0.0]), make_vectors_answer([1.0, 0.1]))
     service = VectorMemoryService(embedder=f"{provider.url}/v1", model="nomic", api_key=KEY)
     memory = Memory(service, store=MemoryStore())
     memory.store("patient_history", "Chronic migraines")
     assert [each.key for each in memory.search("headache")] == ["patient_history"]
-    seen: list[Seen] = provider.seen
+    seen: list[RecordedRequest] = provider.requests
     assert [each.body["input"] for each in seen] == [["Chronic migraines"], ["headache"]]
-    provider.then(failing(400))
+    provider.enqueue(make_error_answer(400))
     assert memory.search("headache") == []
     assert service.failure is not None
     assert KEY not in service.describe()

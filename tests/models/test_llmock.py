@@ -1,4 +1,4 @@
-"""The same faults from somebody else's hands: llmock, which also judges how the client behaved."""
+"""The same faults from another implementation: llmock, which also checks how the client behaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import BadResponse, ContextTooLong, ProviderUnavailable, RequestRejected, StreamTruncated
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, ModelRequest, ToolSpec
-from tests.models.conftest import NAMES, Ask, Sleepless, last
+from tests.models.conftest import NAMES, Ask, RecordingClock, read_done
 
 HI = ModelRequest(messages=[Message.user("Say something long enough to be cut.")])
 TOOL = ToolSpec(
@@ -22,7 +22,7 @@ TOOL = ToolSpec(
 
 @pytest.fixture
 def model(llmock: Any, wire: str) -> Iterator[LanguageModel]:
-    made = LanguageModel(wire, NAMES[wire], clock=Sleepless())  # llmock sets the provider's variables
+    made = LanguageModel(wire, NAMES[wire], clock=RecordingClock())  # llmock sets the provider's variables
     assert "127.0.0.1" in made.endpoint().base_url
     yield made
     made.close()
@@ -30,19 +30,19 @@ def model(llmock: Any, wire: str) -> Iterator[LanguageModel]:
 
 def test_a_reply(llmock: Any, model: LanguageModel, ask: Ask) -> None:
     llmock.reply("Hello there")
-    assert last(ask(model, HI)).message.text == "Hello there"
+    assert read_done(ask(model, HI)).message.text == "Hello there"
     llmock.assert_resilient()
 
 
 def test_a_tool_is_called(llmock: Any, model: LanguageModel, ask: Ask) -> None:
     llmock.call_tool("get_weather", {"city": "Paris"})
-    done = last(ask(model, ModelRequest(messages=HI.messages, tools=[TOOL])))
+    done = read_done(ask(model, ModelRequest(messages=HI.messages, tools=[TOOL])))
     assert [(call.name, call.arguments) for call in done.message.tool_calls] == [("get_weather", {"city": "Paris"})]
 
 
 def test_arguments_that_are_not_json(llmock: Any, model: LanguageModel, ask: Ask) -> None:
     llmock.break_tool_call("malformed_arguments")
-    done = last(ask(model, ModelRequest(messages=HI.messages, tools=[TOOL])))
+    done = read_done(ask(model, ModelRequest(messages=HI.messages, tools=[TOOL])))
     assert isinstance(done.message.tool_calls[0].arguments, str)
 
 
@@ -66,7 +66,7 @@ def test_a_corrupted_chunk(llmock: Any, model: LanguageModel, ask: Ask) -> None:
 
 def test_an_outage_ends_and_a_bad_request_is_not_repeated(llmock: Any, model: LanguageModel, ask: Ask) -> None:
     llmock.fail(503, times=2)
-    assert last(ask(model, HI)).type == "done"
+    assert read_done(ask(model, HI)).type == "done"
     llmock.fail(400)
     with pytest.raises(RequestRejected):
         ask(model, HI)

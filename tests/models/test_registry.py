@@ -1,4 +1,4 @@
-"""Providers by name, what configures them, and when what is missing is told."""
+"""Providers by name, what configures them, and when a missing setting is reported."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from holdfast.errors import AuthenticationFailed, InvalidArgument
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, Model, ModelRequest
 from holdfast.models.registry import PROVIDERS, context_window_of, parse_name
-from tests.models.conftest import KEY, Ask, last
-from tests.models.server import Provider
+from tests.models.conftest import KEY, Ask, read_done
+from tests.models.loopback_provider import Provider
 
 HI = ModelRequest(messages=[Message.user("hi")])
 
@@ -67,7 +67,7 @@ def test_no_arguments_mean_the_configured_default(monkeypatch: pytest.MonkeyPatc
     assert (model.provider, model.name, model.context_window) == ("anthropic", "claude-opus-5", 1_000_000)
 
 
-def test_wrong_names_are_told_at_once() -> None:
+def test_wrong_names_are_refused_at_once() -> None:
     with pytest.raises(InvalidArgument, match=r"openai, anthropic, .*scripted"):
         LanguageModel("opanai", "gpt-4o")
     with pytest.raises(InvalidArgument, match="'openai:gpt-4o'"):
@@ -81,7 +81,7 @@ def test_wrong_names_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize("name", PROVIDERS)
-def test_a_missing_key_is_told_with_the_first_call_and_by_name(name: str, ask: Ask) -> None:
+def test_a_missing_key_is_named_at_the_first_call(name: str, ask: Ask) -> None:
     model = LanguageModel(name, "m")
     if not PROVIDERS[name].needs_key:
         assert model.endpoint().api_key is None
@@ -96,8 +96,8 @@ def test_the_usual_variables_configure_a_provider(
     monkeypatch.setenv(f"{wire.upper()}_API_KEY", "from-the-environment")
     monkeypatch.setenv(f"{wire.upper()}_BASE_URL", f"{provider.url}/v1")
     model = LanguageModel(wire, "m")
-    last(ask(model, HI))
-    assert "from-the-environment" in str(provider.seen[0].headers)
+    read_done(ask(model, HI))
+    assert "from-the-environment" in str(provider.requests[0].headers)
     model.close()
 
 
@@ -122,9 +122,9 @@ def test_any_address_will_do_and_gets_no_key_that_is_not_its_own(
         LanguageModel(model="my:model", base_url=f"{provider.url}/v1"),
         LanguageModel("vllm", "my:model", base_url=f"{provider.url}/v1"),
     ):
-        assert last(ask(model, HI)).provider in ("custom", "vllm")
-        assert provider.seen[-1].body["model"] == "my:model"
-        assert "authorization" not in provider.seen[-1].headers
+        assert read_done(ask(model, HI)).provider in ("custom", "vllm")
+        assert provider.requests[-1].body["model"] == "my:model"
+        assert "authorization" not in provider.requests[-1].headers
         model.close()
 
 
@@ -141,7 +141,7 @@ def test_options_are_defaults_and_requests_outrank_them(provider: Provider, ask:
     )
     request = ModelRequest(model="other", messages=HI.messages, temperature=0.0, options={"seed": 2})
     ask(model, request)
-    seen = provider.seen[0]
+    seen = provider.requests[0]
     assert (seen.body["model"], seen.body["temperature"], seen.body["max_completion_tokens"]) == ("other", 0.0, 5)
     assert (seen.body["seed"], seen.body["top_p"], seen.headers["x-title"]) == (2, 0.5, "t")
     model.close()

@@ -18,11 +18,11 @@ from pydantic import TypeAdapter
 from holdfast.log.messages import File, Image, Message, Thinking, ToolCall
 from holdfast.models import LanguageModel, ModelRequest, ToolSpec, anthropic, openai
 from holdfast.models.endpoint import Endpoint
-from tests.models.conftest import KEY, last
-from tests.models.frames import Say
-from tests.models.server import Provider, failing
+from tests.models.conftest import KEY, read_done
+from tests.models.frames import Reply
+from tests.models.loopback_provider import Provider, make_http_error
 
-FULL = Say(text="I look.", thinking="Hm?", calls=[("call_a", "look", '{"what": "té"}'), ("call_b", "look", "{}")])
+FULL = Reply(text="I look.", thinking="Hm?", calls=[("call_a", "look", '{"what": "té"}'), ("call_b", "look", "{}")])
 LOOK = {"type": "object", "properties": {"what": {"type": "string"}}}
 
 
@@ -39,7 +39,7 @@ def anthropic_client(provider: Provider) -> Iterator[anthropic_sdk.Anthropic]:
 
 
 def test_openai_understands_the_server_as_we_do(provider: Provider, openai_client: openai_sdk.OpenAI) -> None:
-    provider.then(FULL, FULL)
+    provider.enqueue(FULL, FULL)
     text, stop, usage = "", None, None
     calls: dict[int, list[Any]] = {}
     stream = openai_client.chat.completions.create(
@@ -58,14 +58,14 @@ def test_openai_understands_the_server_as_we_do(provider: Provider, openai_clien
                 found = calls.setdefault(call.index, [call.id, call.function.name, ""])
                 found[2] += call.function.arguments or ""
     model = LanguageModel("openai", "gpt-4o", api_key=KEY, base_url=f"{provider.url}/v1")
-    done = last(list(model.stream(ModelRequest(messages=[Message.user("hi")]))))
+    done = read_done(list(model.stream(ModelRequest(messages=[Message.user("hi")]))))
     assert text == done.message.text
     assert stop == done.raw_stop
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (done.usage.input_tokens, done.usage.output_tokens)
     ours = [(call.id, call.name, call.arguments) for call in done.message.tool_calls]
     assert [(call_id, name, orjson.loads(arguments)) for call_id, name, arguments in calls.values()] == ours
-    theirs, mine = provider.seen
+    theirs, mine = provider.requests
     assert theirs.body == mine.body
     assert theirs.headers["authorization"] == mine.headers["authorization"]
     model.close()
@@ -74,14 +74,14 @@ def test_openai_understands_the_server_as_we_do(provider: Provider, openai_clien
 def test_anthropic_understands_the_server_as_we_do(
     provider: Provider, anthropic_client: anthropic_sdk.Anthropic
 ) -> None:
-    provider.then(FULL, FULL)
+    provider.enqueue(FULL, FULL)
     name = "claude-sonnet-5"
     with anthropic_client.messages.stream(
         model=name, max_tokens=8192, messages=[{"role": "user", "content": "hi"}]
     ) as stream:
         theirs = stream.get_final_message()
     model = LanguageModel("anthropic", name, api_key=KEY, base_url=provider.url)
-    done = last(list(model.stream(ModelRequest(messages=[Message.user("hi")]))))
+    done = read_done(list(model.stream(ModelRequest(messages=[Message.user("hi")]))))
     blocks: list[Any] = list(theirs.content)
     thinking = done.message.parts[0]
     assert isinstance(thinking, Thinking)
@@ -91,14 +91,16 @@ def test_anthropic_understands_the_server_as_we_do(
     assert [(block.id, block.name, block.input) for block in blocks[2:]] == ours
     assert (theirs.stop_reason, theirs.id, theirs.model) == (done.raw_stop, done.response_id, done.model)
     assert theirs.usage.output_tokens == done.usage.output_tokens
-    assert provider.seen[0].path == provider.seen[1].path
+    assert provider.requests[0].path == provider.requests[1].path
     model.close()
 
 
 def test_the_sdks_see_the_same_errors(
     provider: Provider, openai_client: openai_sdk.OpenAI, anthropic_client: anthropic_sdk.Anthropic
 ) -> None:
-    provider.then(failing(429, "rate_limit_error", "slow down"), failing(529, "overloaded_error", "busy"))
+    provider.enqueue(
+        make_http_error(429, "rate_limit_error", "slow down"), make_http_error(529, "overloaded_error", "busy")
+    )
     with pytest.raises(openai_sdk.RateLimitError, match="slow down"):
         openai_client.chat.completions.create(model="m", messages=[], stream=True)
     with pytest.raises(anthropic_sdk.APIStatusError, match="busy"):
@@ -145,28 +147,28 @@ REQUEST = ModelRequest(
 )
 
 
-def strictly(kind: Any) -> TypeAdapter[Any]:
+def make_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 def test_what_we_send_to_openai_has_its_shape() -> None:
     body = orjson.loads(openai.encode(REQUEST, Endpoint(provider="openai", base_url="https://x")).body)
     for message in body["messages"]:
-        found = strictly(ChatCompletionMessageParam).validate_python(message)
+        found = make_adapter(ChatCompletionMessageParam).validate_python(message)
         assert set(found) == set(message)
     for tool in body["tools"]:
-        strictly(ChatCompletionToolParam).validate_python(tool)
+        make_adapter(ChatCompletionToolParam).validate_python(tool)
 
 
 def test_what_we_send_to_anthropic_has_its_shape() -> None:
     body = orjson.loads(anthropic.encode(REQUEST, Endpoint(provider="anthropic", base_url="https://x")).body)
     for message in body["messages"]:
-        strictly(MessageParam).validate_python(message)
+        make_adapter(MessageParam).validate_python(message)
         for block in message["content"]:
-            found = strictly(ContentBlockParam).validate_python(block)
+            found = make_adapter(ContentBlockParam).validate_python(block)
             assert set(found) == set(block)
     for tool in body["tools"]:
-        strictly(ToolUnionParam).validate_python(tool)
+        make_adapter(ToolUnionParam).validate_python(tool)
     known = set(anthropic_sdk.types.message_create_params.MessageCreateParamsStreaming.__annotations__)
     known |= set(anthropic_sdk.types.message_create_params.MessageCreateParamsBase.__annotations__)
     assert set(body) <= known

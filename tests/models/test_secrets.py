@@ -13,21 +13,28 @@ from holdfast.errors import AgentError, InvalidArgument, ProviderError
 from holdfast.log.messages import Message
 from holdfast.models import LanguageModel, ModelRequest
 from holdfast.models.provider_errors import quote_message
-from tests.models.conftest import KEY, Ask, Sleepless
-from tests.models.frames import Say, data
-from tests.models.server import Answer, Provider, broken, corrupt, erring, failing
+from tests.models.conftest import KEY, Ask, RecordingClock
+from tests.models.frames import Reply, encode_frame
+from tests.models.loopback_provider import (
+    Answer,
+    Provider,
+    make_corrupt_reply,
+    make_cut_reply,
+    make_failing_reply,
+    make_http_error,
+)
 
-SAID = "the-patient-has-migraines"
-HI = ModelRequest(messages=[Message.user(SAID)])
+MESSAGE_TEXT = "the-patient-has-migraines"
+HI = ModelRequest(messages=[Message.user(MESSAGE_TEXT)])
 
 ECHOED = f"Incorrect API key provided: {KEY}. You said {KEY[:12]}***"
 FAULTS: list[Any] = [
-    failing(400, message=ECHOED),
-    failing(401, "invalid_api_key", ECHOED),
-    failing(403, "permission_error", f"Authorization: Bearer {KEY}"),
-    failing(429, message=f"x-api-key={KEY[4:20]}"),
-    failing(500, message=ECHOED),
-    failing(400, message=f"bad header Bearer abcdefgh12345678 {KEY}"),
+    make_http_error(400, message=ECHOED),
+    make_http_error(401, "invalid_api_key", ECHOED),
+    make_http_error(403, "permission_error", f"Authorization: Bearer {KEY}"),
+    make_http_error(429, message=f"x-api-key={KEY[4:20]}"),
+    make_http_error(500, message=ECHOED),
+    make_http_error(400, message=f"bad header Bearer abcdefgh12345678 {KEY}"),
     Answer([ECHOED.encode()], 500, {"content-type": "text/plain"}),
     Answer([ECHOED.encode()], 200, {"content-type": "text/html"}),
     Answer([ECHOED.encode()], 302, {"location": "http://127.0.0.1:1/"}),
@@ -35,16 +42,16 @@ FAULTS: list[Any] = [
     Answer([b"data: {" + ECHOED.encode() + b"\n\n"]),
     Answer([b"data: " + base64.b64encode(KEY.encode()) + b"\n\n"]),
     Answer([ECHOED.encode() + b"\n\n"]),
-    erring(Say(), 4, "api_error", ECHOED),
-    erring(Say(), 4, "authentication_error", ECHOED),
-    corrupt(Say(text=KEY), 5),
-    broken(Say(text=KEY), 5, "reset"),
-    broken(Say(), 0, "cut"),
-    Answer([data({"error": {"message": [ECHOED]}})]),
+    make_failing_reply(Reply(), 4, "api_error", ECHOED),
+    make_failing_reply(Reply(), 4, "authentication_error", ECHOED),
+    make_corrupt_reply(Reply(text=KEY), 5),
+    make_cut_reply(Reply(text=KEY), 5, "reset"),
+    make_cut_reply(Reply(), 0, "cut"),
+    Answer([encode_frame({"error": {"message": [ECHOED]}})]),
 ]
 
 
-def everything_in(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """All that a logger, a tracker or a curious debugger could print of an error and of what led to it."""
     seen: set[int] = set()
     text = ""
@@ -62,19 +69,19 @@ def everything_in(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=range(len(FAULTS)))
-def test_no_fault_tells_the_key(
+def test_no_fault_reveals_the_key(
     provider: Provider, wire: str, ask: Ask, fault: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    model = LanguageModel(wire, "m", api_key=KEY, base_url=f"{provider.url}/v1", clock=Sleepless(), max_retries=1)
-    provider.then(fault, fault)
+    model = LanguageModel(wire, "m", api_key=KEY, base_url=f"{provider.url}/v1", clock=RecordingClock(), max_retries=1)
+    provider.enqueue(fault, fault)
     with pytest.raises(ProviderError) as caught:
         ask(model, HI)
     logged = " ".join(f"{record.getMessage()} {record.args}" for record in caplog.records)
-    for text in (everything_in(caught.value), logged, repr(model), repr(vars(caught.value))):
+    for text in (describe_error(caught.value), logged, repr(model), repr(vars(caught.value))):
         assert KEY not in text
         assert KEY[3:16] not in text
-        assert SAID not in text
+        assert MESSAGE_TEXT not in text
     model.close()
 
 
@@ -85,8 +92,8 @@ def test_a_success_logs_neither_key_nor_words(
     ask(model, HI)
     logged = " ".join(f"{record.getMessage()} {record.args}" for record in caplog.records)
     assert KEY not in logged
-    assert SAID not in logged
-    assert Say().text[:5] not in logged
+    assert MESSAGE_TEXT not in logged
+    assert Reply().text[:5] not in logged
 
 
 @pytest.mark.parametrize("key", ["sk-bad\nkey-1234567890", "sk bad key-1234567890", "sk-bäd-key-1234567890"])
@@ -94,14 +101,14 @@ def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(wire: str,
     model = LanguageModel(wire, "m", api_key=key, base_url="http://127.0.0.1:9")
     with pytest.raises(AgentError) as caught:
         ask(model, HI)
-    assert "1234567890" not in everything_in(caught.value)
+    assert "1234567890" not in describe_error(caught.value)
 
 
 @pytest.mark.parametrize("value", [f"{KEY}\r\nx: y", f"{KEY}é"])
 def test_a_header_that_cannot_be_sent_is_not_shown(wire: str, value: str) -> None:
     with pytest.raises(InvalidArgument, match="x-custom") as caught:
         LanguageModel(wire, "m", base_url="http://127.0.0.1:9", headers={"x-custom": value})
-    assert KEY not in everything_in(caught.value)
+    assert KEY not in describe_error(caught.value)
 
 
 def test_what_a_provider_says_is_quoted_safely() -> None:

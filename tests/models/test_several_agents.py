@@ -12,8 +12,8 @@ import pytest
 from holdfast import Agent, Message, Session, tool
 from holdfast.flow import ParallelAgent, Router, SequentialAgent
 from holdfast.stores import MemoryStore
-from tests.models.frames import Say
-from tests.models.server import Provider, failing
+from tests.models.frames import Reply
+from tests.models.loopback_provider import Provider, make_http_error
 
 NAMES = {"openai": "gpt-4o", "anthropic": "claude-sonnet-5"}
 PATHS = {"/chat/completions": "openai", "/v1/messages": "anthropic"}
@@ -26,7 +26,7 @@ def look_up(word: str) -> str:
 
 
 @pytest.fixture
-def agent(provider: Provider) -> Any:
+def make_agent(provider: Provider) -> Any:
     def make(wire: str, name: str, **options: Any) -> Agent:
         base: dict[str, Any] = {"base_url": provider.url, "api_key": "k", "max_retries": 0}
         return Agent(provider=wire, model=NAMES[wire], name=name, **base, **options)
@@ -34,12 +34,12 @@ def agent(provider: Provider) -> Any:
     return make
 
 
-def objections(path: str, body: dict[str, Any]) -> list[str]:
+def find_objections(path: str, body: dict[str, Any]) -> list[str]:
     """Why a provider would not take this body."""
-    return _openai(body) if PATHS[path] == "openai" else _anthropic(body)
+    return _find_openai_objections(body) if PATHS[path] == "openai" else _find_anthropic_objections(body)
 
 
-def _openai(body: dict[str, Any]) -> list[str]:
+def _find_openai_objections(body: dict[str, Any]) -> list[str]:
     found: list[str] = []
     known = {spec["function"]["name"] for spec in body.get("tools", [])}
     waiting: list[str] = []
@@ -61,7 +61,7 @@ def _openai(body: dict[str, Any]) -> list[str]:
     return found
 
 
-def _anthropic(body: dict[str, Any]) -> list[str]:
+def _find_anthropic_objections(body: dict[str, Any]) -> list[str]:
     found: list[str] = []
     known = {spec["name"] for spec in body.get("tools", [])}
     roles = [message["role"] for message in body["messages"]]
@@ -86,63 +86,63 @@ def _anthropic(body: dict[str, Any]) -> list[str]:
     return found + ([f"{waiting} have no result"] if waiting else [])
 
 
-def accepted(provider: Provider) -> None:
-    for seen in provider.seen:
-        assert objections(seen.path, seen.body) == [], seen.body["messages"]
+def check_requests_accepted(provider: Provider) -> None:
+    for seen in provider.requests:
+        assert find_objections(seen.path, seen.body) == [], seen.body["messages"]
 
 
-CALL = Say(text="I look.", thinking="hm", calls=[("call_1", "look_up", '{"word": "bee"}')])
+CALL = Reply(text="I look.", thinking="hm", calls=[("call_1", "look_up", '{"word": "bee"}')])
 
 
 @pytest.mark.parametrize(("first", "second"), [("openai", "anthropic"), ("anthropic", "openai"), ("anthropic",) * 2])
-def test_a_conversation_moves_to_another_provider(provider: Provider, agent: Any, first: str, second: str) -> None:
-    provider.then(CALL, failing(500), Say(text="A bee."), Say(text="Yes."))
-    router = Router([agent(first, "main", tools=[look_up]), agent(second, "spare", tools=[look_up])])
+def test_a_conversation_moves_to_another_provider(provider: Provider, make_agent: Any, first: str, second: str) -> None:
+    provider.enqueue(CALL, make_http_error(500), Reply(text="A bee."), Reply(text="Yes."))
+    router = Router([make_agent(first, "main", tools=[look_up]), make_agent(second, "spare", tools=[look_up])])
     session = router.session(store=MemoryStore())
     assert session.run("What is a bee?").text == "A bee."
     assert session.run("Sure?").text == "Yes."
-    accepted(provider)
-    body = str(provider.seen[2].body)
+    check_requests_accepted(provider)
+    body = str(provider.requests[2].body)
     assert "c2lnbmVk" not in body  # thinking is for the model that thought it
     assert "[main] look_up returned: bee means something" in body
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
-def test_agents_in_a_flow_and_after_a_handoff(provider: Provider, agent: Any, wire: str) -> None:
+def test_agents_in_a_flow_and_after_a_handoff(provider: Provider, make_agent: Any, wire: str) -> None:
     other = "anthropic" if wire == "openai" else "openai"
-    provider.then(
-        Say(text="", calls=[("call_1", "transfer_to_expert", '{"reason": "bees"}')]),
+    provider.enqueue(
+        Reply(text="", calls=[("call_1", "transfer_to_expert", '{"reason": "bees"}')]),
         CALL,
-        Say(text="It is an insect."),
-        Say(text="One."),
-        Say(text="Two."),
-        Say(text="In short: an insect."),
-        Say(text="You are welcome."),
+        Reply(text="It is an insect."),
+        Reply(text="One."),
+        Reply(text="Two."),
+        Reply(text="In short: an insect."),
+        Reply(text="You are welcome."),
     )
-    expert = agent(other, "expert", tools=[look_up])
-    desk = agent(wire, "desk", handoffs=[expert])
+    expert = make_agent(other, "expert", tools=[look_up])
+    desk = make_agent(wire, "desk", handoffs=[expert])
     session = Session(store=MemoryStore(), messages=[Message.user("Hi"), Message.assistant("Hello", author="desk")])
     assert session.run("What is a bee?", agent=desk).text == "It is an insect."
-    views = ParallelAgent([agent(wire, "one"), agent(other, "two")], max_concurrency=1)
+    views = ParallelAgent([make_agent(wire, "one"), make_agent(other, "two")], max_concurrency=1)
     assert session.run("And views?", agent=SequentialAgent([views, desk])).text == "In short: an insect."
     assert session.run("Thanks", agent=desk).messages[-1].author == "expert"
-    accepted(provider)
+    check_requests_accepted(provider)
 
 
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
-def test_an_agent_without_tools_goes_on_where_one_had_some(provider: Provider, agent: Any, wire: str) -> None:
-    provider.then(CALL, Say(text="A bee."), Say(text="Yes."))
+def test_an_agent_without_tools_goes_on_where_one_had_some(provider: Provider, make_agent: Any, wire: str) -> None:
+    provider.enqueue(CALL, Reply(text="A bee."), Reply(text="Yes."))
     session = Session(store=MemoryStore())
-    session.run("What is a bee?", agent=agent(wire, None, tools=[look_up]))
-    session.run("Sure?", agent=agent(wire, None))
-    accepted(provider)
-    assert "[assistant] look_up returned: bee means something" in str(provider.seen[2].body)
+    session.run("What is a bee?", agent=make_agent(wire, None, tools=[look_up]))
+    session.run("Sure?", agent=make_agent(wire, None))
+    check_requests_accepted(provider)
+    assert "[assistant] look_up returned: bee means something" in str(provider.requests[2].body)
 
 
-def test_the_judge_objects() -> None:
+def test_the_check_finds_objections() -> None:
     question = {"role": "user", "content": [{"type": "text", "text": "x"}]}
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look_up", "input": {}}]}
-    assert objections("/v1/messages", {"messages": [question]}) == []
-    assert len(objections("/v1/messages", {"messages": [question, call]})) == 3
+    assert find_objections("/v1/messages", {"messages": [question]}) == []
+    assert len(find_objections("/v1/messages", {"messages": [question, call]})) == 3
     asked = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look_up"}}]}
-    assert len(objections("/chat/completions", {"messages": [question, asked]})) == 2
+    assert len(find_objections("/chat/completions", {"messages": [question, asked]})) == 2

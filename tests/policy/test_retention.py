@@ -137,7 +137,7 @@ def test_a_hold_says_why_and_how_it_ends() -> None:
     assert (error.code, error.status, error.reason) == ("held", 409, "case 42")
 
 
-def verdict(
+def decide(
     *,
     quiet: float,
     ttl_days: float | None = None,
@@ -162,49 +162,49 @@ def verdict(
 
 
 def test_without_limits_a_session_is_kept_and_never_looked_at_again() -> None:
-    found = verdict(quiet=10_000)
+    found = decide(quiet=10_000)
     assert (found.action, found.next_sweep_at, found.reason) == ("keep", None, "nothing ends its time")
-    assert verdict(quiet=10_000, ttl_days=1e300).next_sweep_at is None
+    assert decide(quiet=10_000, ttl_days=1e300).next_sweep_at is None
 
 
 def test_before_its_time_a_session_is_kept_until_the_next_instant() -> None:
-    assert verdict(quiet=1, ttl_days=30).next_sweep_at == NOW + 29 * DAY
-    assert verdict(quiet=1, ttl_days=30, archive_after_days=7).next_sweep_at == NOW + 6 * DAY
-    assert verdict(quiet=1, archive_after_days=7).next_sweep_at == NOW + 6 * DAY
-    assert verdict(quiet=8, ttl_days=30, archive_after_days=7, archived=True).next_sweep_at == NOW + 22 * DAY
-    assert verdict(quiet=8, archive_after_days=7, archived=True).next_sweep_at is None
-    assert verdict(quiet=1, ttl_days=30).action == "keep"
-    assert verdict(quiet=8, ttl_days=30, archive_after_days=7, archived=True).action == "keep"
+    assert decide(quiet=1, ttl_days=30).next_sweep_at == NOW + 29 * DAY
+    assert decide(quiet=1, ttl_days=30, archive_after_days=7).next_sweep_at == NOW + 6 * DAY
+    assert decide(quiet=1, archive_after_days=7).next_sweep_at == NOW + 6 * DAY
+    assert decide(quiet=8, ttl_days=30, archive_after_days=7, archived=True).next_sweep_at == NOW + 22 * DAY
+    assert decide(quiet=8, archive_after_days=7, archived=True).next_sweep_at is None
+    assert decide(quiet=1, ttl_days=30).action == "keep"
+    assert decide(quiet=8, ttl_days=30, archive_after_days=7, archived=True).action == "keep"
 
 
 def test_a_quiet_session_is_archived_and_then_waits_for_its_end() -> None:
-    found = verdict(quiet=7, ttl_days=30, archive_after_days=7)
+    found = decide(quiet=7, ttl_days=30, archive_after_days=7)
     assert (found.action, found.next_sweep_at) == ("archive", NOW + 23 * DAY)
     assert found.reason == "quiet for its archive_after_days of 7"
-    found = verdict(quiet=8, archive_after_days=7)
+    found = decide(quiet=8, archive_after_days=7)
     assert (found.action, found.next_sweep_at) == ("archive", None)
 
 
 @pytest.mark.parametrize("reasons", [{"held": True}, {"unsettled": "parked"}])
 def test_what_is_held_or_unsettled_is_archived_like_the_rest(reasons: dict[str, Any]) -> None:
-    assert verdict(quiet=8, ttl_days=30, archive_after_days=7, **reasons).action == "archive"
+    assert decide(quiet=8, ttl_days=30, archive_after_days=7, **reasons).action == "archive"
 
 
 def test_at_its_end_a_session_is_purged() -> None:
-    found = verdict(quiet=30, ttl_days=30)
+    found = decide(quiet=30, ttl_days=30)
     assert (found.action, found.next_sweep_at, found.reason) == ("purge", None, "quiet for its ttl_days of 30")
-    assert verdict(quiet=31, ttl_days=30, archive_after_days=7, archived=True).action == "purge"
+    assert decide(quiet=31, ttl_days=30, archive_after_days=7, archived=True).action == "purge"
 
 
 def test_a_session_that_was_to_be_archived_is_archived_before_it_is_purged() -> None:
-    found = verdict(quiet=31, ttl_days=30, archive_after_days=7)
+    found = decide(quiet=31, ttl_days=30, archive_after_days=7)
     assert (found.action, found.next_sweep_at) == ("archive", NOW)
     assert "purged by the next look" in found.reason
 
 
 @pytest.mark.parametrize("quiet", [1, 8, 31])
 def test_a_running_session_is_left_alone_for_a_minute(quiet: float) -> None:
-    found = verdict(quiet=quiet, ttl_days=30, archive_after_days=7, running=True, held=True)
+    found = decide(quiet=quiet, ttl_days=30, archive_after_days=7, running=True, held=True)
     assert (found.action, found.next_sweep_at) == ("keep", NOW + BUSY_DELAY)
     assert found.reason.startswith("running")
 
@@ -225,7 +225,7 @@ def test_what_is_held_or_unsettled_outlives_its_end(
     held: bool, unsettled: str | None, reason: str, archive_after_days: float | None
 ) -> None:
     for archived, act in ((False, "archive"), (True, "keep")):
-        found = verdict(
+        found = decide(
             quiet=31,
             ttl_days=30,
             archive_after_days=archive_after_days,
@@ -249,7 +249,7 @@ def retentions(draw: st.DrawFn) -> Retention:
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> SweepState:
+def sweep_states(draw: st.DrawFn) -> SweepState:
     retention = draw(retentions())
     instants = [after for after in (retention.ttl, retention.archive_after) if after is not None]
     # The instants themselves are where it goes wrong, if it does.
@@ -266,7 +266,7 @@ def standings(draw: st.DrawFn) -> SweepState:
 
 
 @settings(deadline=None)
-@given(standings())
+@given(sweep_states())
 def test_nothing_held_unsettled_or_running_is_purged_and_nothing_before_its_end(standing: SweepState) -> None:
     if decide_sweep(standing).action == "purge":
         assert not standing.held
@@ -277,7 +277,7 @@ def test_nothing_held_unsettled_or_running_is_purged_and_nothing_before_its_end(
 
 
 @settings(deadline=None)
-@given(standings())
+@given(sweep_states())
 def test_the_next_look_lies_ahead_unless_a_purge_waits_for_an_archive(standing: SweepState) -> None:
     found = decide_sweep(standing)
     if found.next_sweep_at is not None and found.next_sweep_at <= standing.now:
@@ -287,7 +287,7 @@ def test_the_next_look_lies_ahead_unless_a_purge_waits_for_an_archive(standing: 
 
 
 @settings(deadline=None)
-@given(standings())
+@given(sweep_states())
 def test_what_is_archived_is_not_archived_again(standing: SweepState) -> None:
     assert not (standing.archived and decide_sweep(standing).action == "archive")
 

@@ -1,6 +1,6 @@
-"""B11: schemathesis reads what the server says about itself, and holds it to its word.
+"""B11: schemathesis reads the server's OpenAPI document and checks that the server does what it says.
 
-Most requests name a session, an agent, a fact or a run that is there: a service that knows nobody answers 404 to
+Most requests name a session, an agent, a fact or a run that is there: a server without data answers 404 to
 everything, and conforms. Frames of a stream are checked here down to their JSON, which no validator does by itself.
 """
 
@@ -20,35 +20,35 @@ from schemathesis.engine.events import FatalError, NonFatalError, ScenarioFinish
 
 from holdfast.errors import InvalidArgument
 from tests.proofs import Report, proof
-from tests.proofs.crashes import scratch
-from tests.proofs.secured_server import STORED, TOKEN, House, Room, room, store_agent
+from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.secured_server import STORED, TOKEN, SecuredServer, SessionIds, create_session, store_agent
 
 FRESH_EVERY = 40  # cases
 OPERATIONS = 63  # about, to get from a number of cases to a number of each
 SSE = "text/event-stream"
 
 
-class Supply:
-    """Ids of what there is."""
+class KnownIds:
+    """Ids of sessions, agents, facts and runs that exist."""
 
-    def __init__(self, house: House, rng: random.Random) -> None:
-        self._house, self._rng = house, rng
-        self._store = house.store.for_tenant("")
-        self._rooms: list[Room] = list(house.furniture.rooms["", None])
+    def __init__(self, server: SecuredServer, rng: random.Random) -> None:
+        self._server, self._rng = server, rng
+        self._store = server.store.for_tenant("")
+        self._sessions: list[SessionIds] = list(server.contents.sessions["", None])
         self._agents = [STORED]
         self._cases = 0
         self.used: Counter[str] = Counter()
 
-    def give(self, case: Any) -> None:
+    def fill_case(self, case: Any) -> None:
         """Put ids into a case whose own are as good as any other."""
         self._cases += 1
         if self._cases % FRESH_EVERY == 0:
-            self._renew()
+            self._add_ids()
         if case.operation.path.endswith("/events") and self._rng.random() < 0.5 and not _is_negative(case, "headers"):
             case.headers["Accept"] = SSE
         if self._rng.random() < 0.1 or not isinstance(case.path_parameters, dict):
             return
-        chosen = self._rng.choice(self._rooms)
+        chosen = self._rng.choice(self._sessions)
         known = {
             "session_id": chosen.id,
             "fact_id": chosen.fact_id,
@@ -63,17 +63,19 @@ class Supply:
                 case.path_parameters[name] = known[name]
                 self.used[name] += 1
         if isinstance(case.query, dict) and "with" in case.query and not _is_negative(case, "query"):
-            case.query["with"] = self._rng.choice(self._rooms).id
+            case.query["with"] = self._rng.choice(self._sessions).id
         for container, part in ((case.query, "query"), (case.body, "body")):
             if _is_negative(case, part):
                 continue
             if isinstance(container, dict) and isinstance(container.get("agent_id"), str):
                 container["agent_id"] = "helper"
 
-    def _renew(self) -> None:
+    def _add_ids(self) -> None:
         """Something new, because others were deleted or closed."""
-        self._rooms.append(room(self._store, f"supply-{self._cases}", None, alone=self._rng.random() < 0.8))
-        del self._rooms[:-12]
+        self._sessions.append(
+            create_session(self._store, f"supply-{self._cases}", None, alone=self._rng.random() < 0.8)
+        )
+        del self._sessions[:-12]
         with suppress(InvalidArgument):  # there may be as many already as there may be
             store_agent(self._store, name := f"agent-{self._cases}")
             self._agents.append(name)
@@ -83,25 +85,25 @@ class Supply:
 class Conformance:
     """One run of schemathesis."""
 
-    def __init__(self, house: House, size: int, seed: int) -> None:
+    def __init__(self, server: SecuredServer, size: int, seed: int) -> None:
         self.cases, self.streams, self.frames = 0, 0, 0
         self.statuses: Counter[int] = Counter()
         self.failures: list[str] = []
         self._seen: set[str] = set()
-        self._supply = Supply(house, random.Random(seed))
-        self.document = json.loads(json.dumps(house.app.openapi()))
+        self._known_ids = KnownIds(server, random.Random(seed))
+        self.document = json.loads(json.dumps(server.app.openapi()))
         self._validators: dict[str, jsonschema_rs.Validator] = {}
         self.schema = schemathesis.openapi.from_url(
-            f"http://127.0.0.1:{house.port}/openapi.json", config=self._config(house, size, seed)
+            f"http://127.0.0.1:{server.port}/openapi.json", config=self._config(server, size, seed)
         )
 
         @self.schema.hook
         def map_case(context: Any, case: Any) -> Any:
             if not _is_negative(case, "path_parameters"):
-                self._supply.give(case)
+                self._known_ids.fill_case(case)
             return case
 
-    def _config(self, house: House, size: int, seed: int) -> Any:
+    def _config(self, server: SecuredServer, size: int, seed: int) -> Any:
         each = max(1, round(size / OPERATIONS))
         return schemathesis.Config.from_dict(
             {
@@ -110,7 +112,7 @@ class Conformance:
                 "request-timeout": 20,
                 "headers": {"Authorization": f"Bearer {TOKEN}"},
                 "generation": {"max-examples": each, "no-shrink": True, "database": "none"},
-                # What follows from what is known here better than from links: see `Supply`.
+                # What follows from what is known here better than from links: see `KnownIds`.
                 "phases": {"coverage": {"enabled": size > 5000}, "stateful": {"enabled": False}},
                 "operations": [SHARED_ADDRESS],
                 "checks": {"enabled": True, **EXPECTED},
@@ -124,7 +126,7 @@ class Conformance:
             if isinstance(event, ScenarioFinished):
                 for case_id, exchange in event.recorder.interactions.items():
                     self._note(event.recorder.cases[case_id].value, exchange.response)
-                for text in _complaints(event):
+                for text in _list_complaints(event):
                     self._complain(text)
             elif isinstance(event, NonFatalError):
                 self._complain(f"{event.label}: {event.value!r}")
@@ -154,7 +156,7 @@ class Conformance:
         schema = item["itemSchema"]["properties"]["data"]["contentSchema"]
         if label not in self._validators:
             self._validators[label] = jsonschema_rs.validator_for(schema | {"components": self.document["components"]})
-        for name, data in frames(response.text):
+        for name, data in parse_frames(response.text):
             self.frames += 1
             try:
                 value = json.loads(data)
@@ -169,13 +171,13 @@ class Conformance:
 
 # A session may be called "import": its methods are allowed there as well.
 SHARED_ADDRESS = {"include-path": "/sessions/import", "checks": {"allow_header_conformance": {"enabled": False}}}
-# What no schema can say is a 400 as well: an event that is not there, a tool that nobody has, an export that is forged.
+# What no schema can say is a 400 as well: an event that is not there, a tool that no agent has, a forged export.
 EXPECTED: dict[str, Any] = {
     "positive_data_acceptance": {"expected-statuses": ["2xx", "400", "401", "403", "404", "409", "429"]}
 }
 
 
-def frames(text: str) -> Iterator[tuple[str, str]]:
+def parse_frames(text: str) -> Iterator[tuple[str, str]]:
     """Name and data of each frame."""
     for block in text.split("\n\n"):
         # Not splitlines(): a stream knows no other ends of lines than these, and text may hold all the others.
@@ -192,7 +194,7 @@ def _is_negative(case: Any, *parts: str) -> bool:
     return any(found.get(part) == "negative" for part in parts)
 
 
-def _complaints(event: Any) -> Iterator[str]:
+def _list_complaints(event: Any) -> Iterator[str]:
     if event.status is Status.ERROR:
         yield f"{event.label}: the scenario broke off"
     for checks in event.recorder.checks.values():
@@ -205,8 +207,8 @@ def _complaints(event: Any) -> Iterator[str]:
 @proof("B11", ci=800, long=100_000)
 def conformance(size: int, seed: int) -> Report:
     """Every operation of the OpenAPI document, with values that fit and values that do not."""
-    with scratch(memory=True) as directory, House(directory) as house:
-        found = Conformance(house, size, seed)
+    with make_scratch_directory(memory=True) as directory, SecuredServer(directory) as server:
+        found = Conformance(server, size, seed)
         found.run()
     answers = ", ".join(f"{number} x {status}" for status, number in sorted(found.statuses.items()))
     figures = f"{found.cases:,} cases ({answers}), {found.streams} streams with {found.frames} frames"

@@ -5,8 +5,8 @@ What is altered is drawn from a seed; what must be named is the first event that
 may also answer with a clear error, because what does not open cannot be checked further. The control: nothing is
 noticed where nothing was altered.
 
-One alteration leaves no trace in a log: a tail that is cut off together with the head's number and hash. It is noticed
-by whoever kept an export, and that is how it is proved here.
+One alteration leaves no trace in a log: a tail that is cut off together with the head's number and hash. Only
+an earlier export shows it, and that is how it is proved here.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from tests.proofs import Report, proof
-from tests.proofs.models import ENOUGH, database, directory
+from tests.proofs.models import ENOUGH, make_directory, open_database
 
 MASTER = sha256(b"a master key").digest()
 COLUMNS = ("body", "header", "hash", "tombstone", "at", "type", "tokens")
 THROUGH_THE_COMMAND = 25  # of the altered exports, one in so many is given to the command itself
 
 
-class Stored(NamedTuple):
+class StoredEvent(NamedTuple):
     """An event as the database has it."""
 
     seq: int
@@ -57,43 +57,43 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class LogCopy:
     """All that a database has of one log, as far as the chain goes."""
 
-    rows: tuple[Stored, ...]
+    rows: tuple[StoredEvent, ...]
     head: int
     hash: bytes
     blobs: dict[str, bytes] = field(default_factory=dict)
 
 
-class Tampered(NamedTuple):
+class AlteredLog(NamedTuple):
     """A log that is not what it was, and the first event that shows it; None where several could be named."""
 
     how: str
-    kept: Kept
+    log_copy: LogCopy
     first: int | None
     traceless: bool = False  # within the log: only an export shows it
     residue: bool = False  # of an erased event: its record vouches for it, which a fork may have left before
 
 
-class Backdoor(Protocol):
-    """A database, used by somebody who is not us."""
+class RawDatabase(Protocol):
+    """A database, read and written without holdfast."""
 
-    def take(self, number: int) -> Kept: ...
-    def put(self, number: int, kept: Kept) -> None: ...
-
-
-def _kept(about: Any, rows: list[Any], blobs: list[Any]) -> Kept:
-    return Kept(rows=tuple(Stored(*row) for row in rows), head=about[0], hash=about[1], blobs=dict(blobs))
+    def read_log(self, number: int) -> LogCopy: ...
+    def write_log(self, number: int, log_copy: LogCopy) -> None: ...
 
 
-class SQLiteBackdoor:
+def _make_copy(about: Any, rows: list[Any], blobs: list[Any]) -> LogCopy:
+    return LogCopy(rows=tuple(StoredEvent(*row) for row in rows), head=about[0], hash=about[1], blobs=dict(blobs))
+
+
+class RawSQLite:
     def __init__(self, path: Path) -> None:
         self.db = apsw.Connection(str(path))
         self.db.set_busy_timeout(10_000)
         self.db.pragma("synchronous", "off")
 
-    def take(self, number: int) -> Kept:
+    def read_log(self, number: int) -> LogCopy:
         bounds = (number << 32, (number + 1 << 32) - 1)
         rows: list[Any] = self.db.execute(
             "SELECT event & 4294967295, at, CAST(type AS BLOB), header, tokens, body, tombstone, hash, changes_view"
@@ -102,28 +102,28 @@ class SQLiteBackdoor:
         ).fetchall()
         (about,) = self.db.execute("SELECT head, hash FROM logs WHERE log = ?", (number,)).fetchall()
         blobs: list[Any] = self.db.execute("SELECT digest, data FROM blobs WHERE log = ?", (number,)).fetchall()
-        return _kept(about, rows, blobs)
+        return _make_copy(about, rows, blobs)
 
-    def put(self, number: int, kept: Kept) -> None:
+    def write_log(self, number: int, log_copy: LogCopy) -> None:
         shifted, db = number << 32, self.db
         with db:
             db.execute("DELETE FROM events WHERE event BETWEEN ? AND ?", (shifted, (number + 1 << 32) - 1))
             db.executemany(
                 "INSERT INTO events(event, at, type, header, tokens, body, tombstone, hash, changes_view)"
                 " VALUES(?,?,CAST(? AS TEXT),?,?,?,?,?,?)",
-                [(shifted | row.seq, *row[1:]) for row in kept.rows],
+                [(shifted | row.seq, *row[1:]) for row in log_copy.rows],
             )
-            db.execute("UPDATE logs SET head = ?, hash = ? WHERE log = ?", (kept.head, kept.hash, number))
+            db.execute("UPDATE logs SET head = ?, hash = ? WHERE log = ?", (log_copy.head, log_copy.hash, number))
             db.execute("DELETE FROM blobs WHERE log = ?", (number,))
-            db.executemany("INSERT INTO blobs VALUES(?,?,?)", [(number, *blob) for blob in kept.blobs.items()])
+            db.executemany("INSERT INTO blobs VALUES(?,?,?)", [(number, *blob) for blob in log_copy.blobs.items()])
 
 
-class PostgresBackdoor:
+class RawPostgres:
     def __init__(self, dsn: str) -> None:
         self.db = psycopg.connect(dsn, autocommit=True)
         self.db.execute("SET search_path = holdfast")
 
-    def take(self, number: int) -> Kept:
+    def read_log(self, number: int) -> LogCopy:
         rows = self.db.execute(
             "SELECT seq, at, convert_to(type, 'UTF8'), header, tokens, body, tombstone, hash, changes_view"
             " FROM events WHERE log = %s ORDER BY seq",
@@ -131,25 +131,25 @@ class PostgresBackdoor:
         ).fetchall()
         (about,) = self.db.execute("SELECT head, hash FROM logs WHERE log = %s", (number,)).fetchall()
         blobs = self.db.execute("SELECT digest, data FROM blobs WHERE log = %s", (number,)).fetchall()
-        return _kept(about, rows, blobs)
+        return _make_copy(about, rows, blobs)
 
-    def put(self, number: int, kept: Kept) -> None:
+    def write_log(self, number: int, log_copy: LogCopy) -> None:
         with self.db.transaction(), self.db.cursor() as db:
             db.execute("DELETE FROM events WHERE log = %s", (number,))
             db.executemany(
                 "INSERT INTO events(log, seq, at, type, header, tokens, body, tombstone, hash, changes_view)"
                 " VALUES(%s,%s,%s,convert_from(%s, 'UTF8'),%s,%s,%s,%s,%s,%s)",
-                [(number, *row) for row in kept.rows],
+                [(number, *row) for row in log_copy.rows],
             )
-            db.execute("UPDATE logs SET head = %s, hash = %s WHERE log = %s", (kept.head, kept.hash, number))
+            db.execute("UPDATE logs SET head = %s, hash = %s WHERE log = %s", (log_copy.head, log_copy.hash, number))
             db.execute("DELETE FROM blobs WHERE log = %s", (number,))
-            db.executemany("INSERT INTO blobs VALUES(%s,%s,%s)", [(number, *blob) for blob in kept.blobs.items()])
+            db.executemany("INSERT INTO blobs VALUES(%s,%s,%s)", [(number, *blob) for blob in log_copy.blobs.items()])
 
 
 # -- what is altered ---------------------------------------------------------------------------------------------------
 
 
-def specimens(store: Store, *, name: str = "") -> list[Session]:
+def make_sessions(store: Store, *, name: str = "") -> list[Session]:
     """Sessions of every kind that an audit meets."""
     plain = Session(f"{name}plain", store=store, user_id="u", title="a title", state={"n": 1})
     picture = File(data=b"\x89 bytes of a picture" * 3, media_type="image/png")
@@ -160,7 +160,7 @@ def specimens(store: Store, *, name: str = "") -> list[Session]:
     redacted = Session(f"{name}redacted", store=store, title="secret title")
     redacted.add_messages([Message.user(f"secret {number}") for number in range(4)])
     redacted.set_state("password", "secret")
-    _talk(redacted, "remember this secret")
+    _run_turn(redacted, "remember this secret")
     redacted.add_message(Message.user("secret bytes", File(data=b"secret" * 5, media_type="x/y")))
     replied = [event.seq for event in redacted.events(types=["model.replied"], limit=None)]
     for seq in (3, 4, 6, replied[0], redacted.events(types=["message.added"], limit=None)[-1].seq):
@@ -173,7 +173,7 @@ def specimens(store: Store, *, name: str = "") -> list[Session]:
     branch.add_messages([Message.user(f"of the branch {number}") for number in range(5)])
     branch.prune("summarize_old", threshold=2)
     compacted.redact(4, reason="in both", actor="officer")
-    _talk(branch, "and now?")
+    _run_turn(branch, "and now?")
 
     orphan = compacted.fork(f"{name}orphan")
     orphan.add_message(Message.user("my parent went"))
@@ -200,24 +200,24 @@ def look_up(word: str) -> str:
     return f"{word} means secret"
 
 
-def _talk(session: Session, text: str) -> None:
+def _run_turn(session: Session, text: str) -> None:
     script = [["Let me see.", call("look_up", {"word": "x"})], "Done."]
     session.run(text, agent=Agent(provider="scripted", script=script, tools=[look_up]))
 
 
-def alterations(kept: Kept, rng: random.Random) -> Tampered:
+def alter_log(log_copy: LogCopy, rng: random.Random) -> AlteredLog:
     """One alteration of a log. Those of a single byte are the most, because there are most of them."""
     kinds = ("flip",) * 10 + ("swap", "drop", "truncate", "truncate", "truncate", "insert", "insert", "insert", "blob")
     while True:
         how = rng.choice(kinds)
-        found = ALTERATIONS[how](kept, rng)
+        found = ALTERATIONS[how](log_copy, rng)
         if found is not None:
             return found
 
 
-def _flip(kept: Kept, rng: random.Random) -> Tampered | None:
-    at, column = rng.randrange(len(kept.rows)), rng.choice(COLUMNS)
-    row = kept.rows[at]
+def _flip(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
+    at, column = rng.randrange(len(log_copy.rows)), rng.choice(COLUMNS)
+    row = log_copy.rows[at]
     old = getattr(row, column)
     if old is None or old == b"":
         return None
@@ -235,67 +235,67 @@ def _flip(kept: Kept, rng: random.Random) -> Tampered | None:
     residue = column == "tombstone" and place >= COMMITMENT_SIZE
     # What is left of an erased event is vouched for by the record of its erasure, which is what is named then.
     first = None if residue else row.seq
-    return Tampered(how, _with(kept, at, row._replace(**{column: new})), first, residue=residue)
+    return AlteredLog(how, _replace_row(log_copy, at, row._replace(**{column: new})), first, residue=residue)
 
 
-def _swap(kept: Kept, rng: random.Random) -> Tampered | None:
-    if len(kept.rows) < 2:
+def _swap(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
+    if len(log_copy.rows) < 2:
         return None
-    one, two = sorted(rng.sample(range(len(kept.rows)), 2))
-    a, b = kept.rows[one], kept.rows[two]
-    rows = list(kept.rows)
+    one, two = sorted(rng.sample(range(len(log_copy.rows)), 2))
+    a, b = log_copy.rows[one], log_copy.rows[two]
+    rows = list(log_copy.rows)
     rows[one], rows[two] = b._replace(seq=a.seq), a._replace(seq=b.seq)
-    return Tampered(f"events {a.seq} and {b.seq} changed places", replace(kept, rows=tuple(rows)), a.seq)
+    return AlteredLog(f"events {a.seq} and {b.seq} changed places", replace(log_copy, rows=tuple(rows)), a.seq)
 
 
-def _drop(kept: Kept, rng: random.Random) -> Tampered | None:
-    if len(kept.rows) < 2:
+def _drop(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
+    if len(log_copy.rows) < 2:
         return None
-    at = rng.randrange(len(kept.rows) - 1)
-    rows = kept.rows[:at] + kept.rows[at + 1 :]
+    at = rng.randrange(len(log_copy.rows) - 1)
+    rows = log_copy.rows[:at] + log_copy.rows[at + 1 :]
     if rng.random() < 0.5:
-        return Tampered(f"event {kept.rows[at].seq} is gone", replace(kept, rows=rows), kept.rows[at].seq)
+        return AlteredLog(f"event {log_copy.rows[at].seq} is gone", replace(log_copy, rows=rows), log_copy.rows[at].seq)
     closed = tuple(row if index < at else row._replace(seq=row.seq - 1) for index, row in enumerate(rows))
-    new = replace(kept, rows=closed, head=kept.head - 1)
-    return Tampered(f"event {kept.rows[at].seq} is gone, and the gap closed", new, kept.rows[at].seq)
+    new = replace(log_copy, rows=closed, head=log_copy.head - 1)
+    return AlteredLog(f"event {log_copy.rows[at].seq} is gone, and the gap closed", new, log_copy.rows[at].seq)
 
 
-def _truncate(kept: Kept, rng: random.Random) -> Tampered | None:
-    if len(kept.rows) < 2:
+def _truncate(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
+    if len(log_copy.rows) < 2:
         return None
-    left = kept.rows[: rng.randrange(1, len(kept.rows))]
+    left = log_copy.rows[: rng.randrange(1, len(log_copy.rows))]
     how, last = f"the log was cut after event {left[-1].seq}", left[-1]
     match rng.choice(("rows", "head", "hash")):
         case "rows":
-            return Tampered(how, replace(kept, rows=left), last.seq + 1)
+            return AlteredLog(how, replace(log_copy, rows=left), last.seq + 1)
         case "head":
-            return Tampered(f"{how}, its head too", replace(kept, rows=left, head=last.seq), None)
-    new = replace(kept, rows=left, head=last.seq, hash=last.hash)
-    return Tampered(f"{how}, its head and hash too", new, last.seq + 1, traceless=True)
+            return AlteredLog(f"{how}, its head too", replace(log_copy, rows=left, head=last.seq), None)
+    new = replace(log_copy, rows=left, head=last.seq, hash=last.hash)
+    return AlteredLog(f"{how}, its head and hash too", new, last.seq + 1, traceless=True)
 
 
-def _insert(kept: Kept, rng: random.Random) -> Tampered | None:
-    source = rng.choice(kept.rows)
+def _insert(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
+    source = rng.choice(log_copy.rows)
     if rng.random() < 0.4:
-        row = source._replace(seq=kept.rows[-1].seq + 1)
-        new = replace(kept, rows=(*kept.rows, row))
+        row = source._replace(seq=log_copy.rows[-1].seq + 1)
+        new = replace(log_copy, rows=(*log_copy.rows, row))
         if rng.random() < 0.5:
-            return Tampered("an event was put behind the head", new, row.seq)
-        return Tampered("an event was put behind the head, which was moved", replace(new, head=row.seq), row.seq)
-    at = rng.randrange(len(kept.rows))
-    place = kept.rows[at].seq
-    later = [row._replace(seq=row.seq + 1) for row in kept.rows[at:]]
-    rows = (*kept.rows[:at], source._replace(seq=place), *later)
+            return AlteredLog("an event was put behind the head", new, row.seq)
+        return AlteredLog("an event was put behind the head, which was moved", replace(new, head=row.seq), row.seq)
+    at = rng.randrange(len(log_copy.rows))
+    place = log_copy.rows[at].seq
+    later = [row._replace(seq=row.seq + 1) for row in log_copy.rows[at:]]
+    rows = (*log_copy.rows[:at], source._replace(seq=place), *later)
     first = place if source.seq != place else place + 1
-    moved = replace(kept, rows=rows, head=kept.head + 1)
-    return Tampered(f"event {source.seq} was put before event {place}", moved, first)
+    moved = replace(log_copy, rows=rows, head=log_copy.head + 1)
+    return AlteredLog(f"event {source.seq} was put before event {place}", moved, first)
 
 
-def _replaced_blob(kept: Kept, rng: random.Random) -> Tampered | None:
-    if not kept.blobs:
+def _replace_blob(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
+    if not log_copy.blobs:
         return None
-    digest = rng.choice(sorted(kept.blobs))
-    data = kept.blobs[digest]
+    digest = rng.choice(sorted(log_copy.blobs))
+    data = log_copy.blobs[digest]
     match rng.choice(("flip", "replace", "drop")):
         case "flip":
             place = rng.randrange(len(data))
@@ -303,54 +303,56 @@ def _replaced_blob(kept: Kept, rng: random.Random) -> Tampered | None:
         case "replace":
             new = b"other bytes"
         case _:
-            rest = {name: each for name, each in kept.blobs.items() if name != digest}
-            return Tampered(f"the bytes {digest[:8]} are gone", replace(kept, blobs=rest), None)
-    return Tampered(f"the bytes {digest[:8]} were replaced", replace(kept, blobs=kept.blobs | {digest: new}), None)
+            rest = {name: each for name, each in log_copy.blobs.items() if name != digest}
+            return AlteredLog(f"the bytes {digest[:8]} are gone", replace(log_copy, blobs=rest), None)
+    return AlteredLog(
+        f"the bytes {digest[:8]} were replaced", replace(log_copy, blobs=log_copy.blobs | {digest: new}), None
+    )
 
 
-ALTERATIONS: dict[str, Callable[[Kept, random.Random], Tampered | None]] = {
+ALTERATIONS: dict[str, Callable[[LogCopy, random.Random], AlteredLog | None]] = {
     "flip": _flip,
     "swap": _swap,
     "drop": _drop,
     "truncate": _truncate,
     "insert": _insert,
-    "blob": _replaced_blob,
+    "blob": _replace_blob,
 }
 
 
-def _with(kept: Kept, at: int, row: Stored) -> Kept:
-    return replace(kept, rows=(*kept.rows[:at], row, *kept.rows[at + 1 :]))
+def _replace_row(log_copy: LogCopy, at: int, row: StoredEvent) -> LogCopy:
+    return replace(log_copy, rows=(*log_copy.rows[:at], row, *log_copy.rows[at + 1 :]))
 
 
 # -- databases ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A database with specimens, and its back door."""
+class AuditedDatabase:
+    """A database with sessions, and a connection that bypasses holdfast."""
 
     name: str
     store: Store
-    door: Backdoor
+    raw: RawDatabase
     sessions: list[Session]
 
 
 @contextmanager
-def places(*, postgres: bool = True) -> Iterator[list[Place]]:
+def open_databases(*, postgres: bool = True) -> Iterator[list[AuditedDatabase]]:
     """SQLite and PostgreSQL, with a key and without."""
     with ExitStack() as stack:
-        home = stack.enter_context(directory())
+        home = stack.enter_context(make_directory())
         found = []
         for name, key in (("sqlite", None), ("sqlite encrypted", MASTER)):
             path = home / f"{name}.db"
             store: Store = stack.enter_context(SQLiteStore(path, key=key))
-            found.append(Place(name, store, SQLiteBackdoor(path), specimens(store)))
+            found.append(AuditedDatabase(name, store, RawSQLite(path), make_sessions(store)))
         if postgres:
-            dsn = stack.enter_context(database())
+            dsn = stack.enter_context(open_database())
             for name, key in (("postgres", None), ("postgres encrypted", MASTER)):
                 store = stack.enter_context(PostgresStore(dsn, key=key))
                 prefix = "locked " if key else ""
-                found.append(Place(name, store, PostgresBackdoor(dsn), specimens(store, name=prefix)))
+                found.append(AuditedDatabase(name, store, RawPostgres(dsn), make_sessions(store, name=prefix)))
         yield found
 
 
@@ -359,12 +361,12 @@ def altered_logs(size: int, seed: int) -> Report:
     """Alter a log in the database, ask every session that reads it, put it back."""
     failures: list[str] = []
     counts: Counter[str] = Counter()
-    with places() as found:
+    with open_databases() as found:
         for place in found:
-            failures += [f"{place.name}, control: {wrong}" for wrong in control(place)]
+            failures += [f"{place.name}, control: {wrong}" for wrong in check_unaltered(place)]
         for number in range(size):
             place = found[0] if number % 2 else found[number // 2 % len(found)]
-            failures += altered(place, f"{seed}/{number}", counts)
+            failures += check_alteration(place, f"{seed}/{number}", counts)
             if len(failures) >= ENOUGH:
                 break
     return _report(counts, failures)
@@ -375,37 +377,41 @@ def _report(counts: Counter[str], failures: list[str]) -> Report:
     return Report(figures=f"{counts['all']:,} alterations: {named}; {len(failures)} unnoticed", failures=failures)
 
 
-def control(place: Place) -> list[str]:
+def check_unaltered(place: AuditedDatabase) -> list[str]:
     return [f"{one.id}: {one.verify()}" for one in place.sessions if not one.verify()]
 
 
-def altered(place: Place, seed: str, counts: Counter[str]) -> list[str]:
+def check_alteration(place: AuditedDatabase, seed: str, counts: Counter[str]) -> list[str]:
     """One alteration: what was not noticed about it."""
     rng = random.Random(seed)
     session = rng.choice(place.sessions)
     number = rng.choice([session.log.number, *(each for each, _ in session.log.ancestry)])
-    before = place.door.take(number)
-    tampered = alterations(before, rng)
-    exports = {} if not tampered.traceless else {each.id: each.export() for each in _readers(place, number, tampered)}
-    place.door.put(number, tampered.kept)
+    before = place.raw.read_log(number)
+    alteration = alter_log(before, rng)
+    exports = (
+        {}
+        if not alteration.traceless
+        else {each.id: each.export() for each in _list_readers(place, number, alteration)}
+    )
+    place.raw.write_log(number, alteration.log_copy)
     failures = []
     try:
-        readers = _readers(place, number, tampered)
+        readers = _list_readers(place, number, alteration)
         counts["all"] += bool(readers)
         for reader in readers:
-            if tampered.traceless and number == reader.log.number:
-                wrong = _shorter_than(reader, exports[reader.id])
+            if alteration.traceless and number == reader.log.number:
+                wrong = _compare_with_export(reader, exports[reader.id])
                 counts["by an export"] += wrong is None
             else:
-                wrong = noticed(reader, tampered, encrypted=reader.log.key is not None, counts=counts)
+                wrong = find_unnoticed(reader, alteration, encrypted=reader.log.key is not None, counts=counts)
             if wrong is not None:
-                failures.append(f"{place.name}, {seed}: {tampered.how}, read by {reader.id}: {wrong}")
+                failures.append(f"{place.name}, {seed}: {alteration.how}, read by {reader.id}: {wrong}")
     finally:
-        place.door.put(number, before)
+        place.raw.write_log(number, before)
     return failures
 
 
-def _readers(place: Place, number: int, tampered: Tampered) -> list[Session]:
+def _list_readers(place: AuditedDatabase, number: int, alteration: AlteredLog) -> list[Session]:
     """The sessions that have the altered events: a fork has its parent's only up to where it left."""
     found = []
     for session in place.sessions:
@@ -413,15 +419,15 @@ def _readers(place: Place, number: int, tampered: Tampered) -> list[Session]:
             found.append(session)
             continue
         shared = dict(session.log.ancestry).get(number)
-        if shared is not None and tampered.first is not None and tampered.first <= shared:
+        if shared is not None and alteration.first is not None and alteration.first <= shared:
             found.append(session)
-    if tampered.residue and not found:  # its own log was deleted: whoever still reads it has the record
+    if alteration.residue and not found:  # its own log was deleted: a session that still reads it has the record
         found = [session for session in place.sessions if number in dict(session.log.ancestry)]
     return found
 
 
-def noticed(session: Session, tampered: Tampered, *, encrypted: bool, counts: Counter[str]) -> str | None:
-    """None if `verify` tells of it."""
+def find_unnoticed(session: Session, alteration: AlteredLog, *, encrypted: bool, counts: Counter[str]) -> str | None:
+    """None if `verify` reports the alteration."""
     try:
         verdict = session.verify()
     except AgentError as error:
@@ -432,12 +438,12 @@ def noticed(session: Session, tampered: Tampered, *, encrypted: bool, counts: Co
     if verdict:
         return "nobody noticed"
     counts["named"] += 1
-    if tampered.first is not None and verdict.first_bad != tampered.first:
-        return f"event {verdict.first_bad} was named instead of {tampered.first}: {verdict.reason}"
+    if alteration.first is not None and verdict.first_bad != alteration.first:
+        return f"event {verdict.first_bad} was named instead of {alteration.first}: {verdict.reason}"
     return None
 
 
-def _shorter_than(session: Session, export: str) -> str | None:
+def _compare_with_export(session: Session, export: str) -> str | None:
     """None if the log lacks what its export has; such a log verifies, and that is why heads are exported."""
     if not session.verify():
         return None
@@ -454,24 +460,24 @@ def altered_exports(size: int, seed: int) -> Report:
     """Alter an exported file: no database is there to compare it with."""
     failures: list[str] = []
     counts: Counter[str] = Counter()
-    with directory() as home, places(postgres=False) as found:
+    with make_directory() as home, open_databases(postgres=False) as found:
         exports = [session.export() for place in found for session in place.sessions]
         for text in exports:
             wrong = read_jsonl(text).verify()
             failures += [] if wrong else [f"control: {wrong}"]
         for number in range(size):
-            failures += altered_export(exports, home, f"{seed}/{number}", counts)
+            failures += check_altered_export(exports, home, f"{seed}/{number}", counts)
             if len(failures) >= ENOUGH:
                 break
     return _report(counts, failures)
 
 
-def altered_export(exports: list[str], home: Path, seed: str, counts: Counter[str]) -> list[str]:
+def check_altered_export(exports: list[str], home: Path, seed: str, counts: Counter[str]) -> list[str]:
     rng = random.Random(seed)
     text = rng.choice(exports)
-    how, new, first = _altered_lines(text.splitlines(), rng)
+    how, new, first = _alter_lines(text.splitlines(), rng)
     counts["all"] += 1
-    wrong = _noticed_in_file(new, first, counts)
+    wrong = _find_unnoticed_in_file(new, first, counts)
     if wrong is None and rng.randrange(THROUGH_THE_COMMAND) == 0:
         file = home / "export.jsonl"
         file.write_bytes(new)
@@ -481,7 +487,7 @@ def altered_export(exports: list[str], home: Path, seed: str, counts: Counter[st
     return [] if wrong is None else [f"{seed}: {how}: {wrong}"]
 
 
-def _altered_lines(lines: list[str], rng: random.Random) -> tuple[str, bytes, int | None]:
+def _alter_lines(lines: list[str], rng: random.Random) -> tuple[str, bytes, int | None]:
     """How, the new file, and the first bad event where it is decidable."""
     kind = rng.choice(("flip", "flip", "value", "value", "swap", "drop", "insert", "blob"))
     at = rng.randrange(len(lines))
@@ -489,16 +495,16 @@ def _altered_lines(lines: list[str], rng: random.Random) -> tuple[str, bytes, in
         one, two = sorted(rng.sample(range(len(lines)), 2))
         new = list(lines)
         new[one], new[two] = lines[two], lines[one]
-        return f"lines {one + 1} and {two + 1} changed places", _file(new), None if one == 0 else one + 1
+        return f"lines {one + 1} and {two + 1} changed places", _join_lines(new), None if one == 0 else one + 1
     if kind == "drop" and at < len(lines) - 1:  # the last one leaves no trace, see above
-        return f"line {at + 1} is gone", _file(lines[:at] + lines[at + 1 :]), None if at == 0 else at + 1
+        return f"line {at + 1} is gone", _join_lines(lines[:at] + lines[at + 1 :]), None if at == 0 else at + 1
     if kind == "insert":
         source = rng.choice(lines)
         if json.loads(source)["seq"] == 1 and at == 0:
             at = 1
-        return f"a line was put before line {at + 1}", _file([*lines[:at], source, *lines[at:]]), None
+        return f"a line was put before line {at + 1}", _join_lines([*lines[:at], source, *lines[at:]]), None
     if kind == "value":
-        found = _altered_value(lines, at, rng)
+        found = _alter_value(lines, at, rng)
         if found is not None:
             return found
     if kind == "blob":
@@ -510,19 +516,19 @@ def _altered_lines(lines: list[str], rng: random.Random) -> tuple[str, bytes, in
             data = bytearray(base64.b64decode(line["blobs"][digest]))
             data[rng.randrange(len(data))] ^= 1
             line["blobs"][digest] = base64.b64encode(data).decode()
-            return f"the bytes of line {at + 1}", _file([*lines[:at], json.dumps(line), *lines[at + 1 :]]), at + 1
+            return f"the bytes of line {at + 1}", _join_lines([*lines[:at], json.dumps(line), *lines[at + 1 :]]), at + 1
     while True:
         old = lines[at].encode()
         place = rng.randrange(len(old))
         new_line = old[:place] + bytes([old[place] ^ 1 << rng.randrange(8)]) + old[place + 1 :]
-        if not _means_the_same(old, new_line) and not _unvouched(lines, at, old, place):
+        if not _means_the_same(old, new_line) and not _is_unrecorded(lines, at, old, place):
             break
     before, after = "".join(f"{line}\n" for line in lines[:at]), "".join(f"{line}\n" for line in lines[at + 1 :])
     near = old[max(0, place - 20) : place + 10]
     return f"byte {place} of line {at + 1}, near {near!r}", before.encode() + new_line + b"\n" + after.encode(), None
 
 
-def _unvouched(lines: list[str], at: int, line: bytes, place: int) -> bool:
+def _is_unrecorded(lines: list[str], at: int, line: bytes, place: int) -> bool:
     """Whether this is what is left of a shared event that was redacted after the fork had left: the record is in the
     log of the parent, whose own export shows it."""
     start = line.find(b'"commitment":"') + len(b'"commitment":"') + 2 * COMMITMENT_SIZE
@@ -532,7 +538,7 @@ def _unvouched(lines: list[str], at: int, line: bytes, place: int) -> bool:
     return not any(first <= at + 1 <= last for ranges in records for first, last in ranges)
 
 
-def _altered_value(lines: list[str], at: int, rng: random.Random) -> tuple[str, bytes, int | None] | None:
+def _alter_value(lines: list[str], at: int, rng: random.Random) -> tuple[str, bytes, int | None] | None:
     """Another value for one field, in a file that is well formed in every other way."""
     line = json.loads(lines[at])
     name = rng.choice([each for each in sorted(line) if each not in NOT_IN_THE_CHAIN])
@@ -554,7 +560,7 @@ def _altered_value(lines: list[str], at: int, rng: random.Random) -> tuple[str, 
     else:
         line[name] = [*old, {"extra": 1}]
     new = [*lines[:at], json.dumps(line, ensure_ascii=False), *lines[at + 1 :]]
-    return f"{name} of line {at + 1}", _file(new), None
+    return f"{name} of line {at + 1}", _join_lines(new), None
 
 
 # The name and the owner of a log are in no event: a copy may have others.
@@ -579,7 +585,7 @@ def _means_the_same(old: bytes, new: bytes) -> bool:
     return bool(one == two)
 
 
-def _noticed_in_file(data: bytes, first: int | None, counts: Counter[str]) -> str | None:
+def _find_unnoticed_in_file(data: bytes, first: int | None, counts: Counter[str]) -> str | None:
     try:
         verdict = read_jsonl(data.decode()).verify()
     except (AgentError, UnicodeDecodeError):
@@ -595,5 +601,5 @@ def _noticed_in_file(data: bytes, first: int | None, counts: Counter[str]) -> st
     return None
 
 
-def _file(lines: list[str]) -> bytes:
+def _join_lines(lines: list[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()

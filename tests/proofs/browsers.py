@@ -1,8 +1,8 @@
-"""B14: what a page in somebody's browser can send to a server on loopback. Nothing of it is accepted.
+"""B14: what a page in a browser can send to a server on loopback. Nothing of it is accepted.
 
 Accepted means: something changed, or the page can read the answer. A page reads what comes from its own origin, which a
 name that is made to point here gives it, and what the server allows it to read. What counts is the server with --open,
-which asks nobody for a key; the others get the key as well, as if the page had it.
+which asks for no key; the others get the key as well, as if the page had it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.proofs import Report, proof
-from tests.proofs.crashes import scratch
-from tests.proofs.raw_http import exchange
-from tests.proofs.secured_server import COMMON, TOKEN, Census, House, census
+from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.raw_http import send_and_receive
+from tests.proofs.secured_server import COMMON, TOKEN, SecuredServer, StoreDump, dump_store
 
 APP_ORIGIN = "https://app.example"
 SESSION = f"/sessions/{COMMON}"
 # What an attacker would want done, and what they would want to read.
-DEEDS: list[tuple[str, str, dict[str, Any] | None]] = [
+WRITES: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/sessions", {"id": "planted"}),
     ("POST", f"{SESSION}/message", {"message": "spend everything"}),
     ("POST", f"{SESSION}/messages", {"messages": [{"role": "user", "content": "planted"}]}),
@@ -34,7 +34,7 @@ DEEDS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", f"{SESSION}/close", None),
     ("POST", "/agents", {"id": "planted", "provider": "echo"}),
 ]
-SIGHTS = ["/sessions", SESSION, f"{SESSION}/history", f"{SESSION}/events", f"{SESSION}/export", "/agents", "/metrics"]
+READS = ["/sessions", SESSION, f"{SESSION}/history", f"{SESSION}/events", f"{SESSION}/export", "/agents", "/metrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Attempt:
     target: str
     headers: tuple[tuple[str, str], ...]
     body: bytes = b""
-    can_read: bool = False  # whatever the answer allows: the page believes that it is at home
+    can_read: bool = False  # also if the answer does not allow it: for the browser the page has the same origin
 
-    def sent(self, port: int, key: str | None) -> bytes:
+    def encode(self, port: int, key: str | None) -> bytes:
         headers = [(name, value.replace("PORT", str(port))) for name, value in self.headers]
         if not any(name == "Host" for name, _ in headers):
             headers.insert(0, ("Host", f"localhost:{port}"))
@@ -135,22 +135,22 @@ SITES = ["cross-site", "same-site", "CROSS-SITE", "none, cross-site", "", "whate
 JSON_TYPE = ("Content-Type", "application/json")
 
 
-def attempts() -> Iterator[Attempt]:
-    yield from rebinding()
-    yield from foreign_origins()
-    yield from forms()
-    yield from fetches()
-    yield from preflights()
-    yield from sockets()
+def list_attempts() -> Iterator[Attempt]:
+    yield from list_rebinding()
+    yield from list_foreign_origins()
+    yield from list_forms()
+    yield from list_fetches()
+    yield from list_preflights()
+    yield from list_websockets()
 
 
-def rebinding() -> Iterator[Attempt]:
+def list_rebinding() -> Iterator[Attempt]:
     """A name of the attacker's that points here: for the browser, the page and the server are one origin."""
     for name in NAMES:
         host = ("Host", name)
-        for sight in SIGHTS:
-            yield Attempt("Host", "GET", sight, (host,), can_read=True)
-        for method, target, body in DEEDS:
+        for path in READS:
+            yield Attempt("Host", "GET", path, (host,), can_read=True)
+        for method, target, body in WRITES:
             own = ("Origin", f"http://{name}")
             sent = b"" if body is None else json.dumps(body).encode()
             headers = (host, own, ("Sec-Fetch-Site", "same-origin"), *([JSON_TYPE] if sent else []))
@@ -161,16 +161,16 @@ def rebinding() -> Iterator[Attempt]:
     yield Attempt("Host", "GET", "/sessions", trust, can_read=True)
 
 
-def foreign_origins() -> Iterator[Attempt]:
+def list_foreign_origins() -> Iterator[Attempt]:
     """fetch() of a page elsewhere, with JSON, whether or not its preflight was answered."""
     for origin in ORIGINS:
-        for method, target, body in DEEDS:
+        for method, target, body in WRITES:
             sent = b"" if body is None else json.dumps(body).encode()
             yield Attempt(
                 "Origin", method, target, (("Origin", origin), *([JSON_TYPE] if sent else [])), sent, can_read=False
             )
-        for sight in SIGHTS:
-            yield Attempt("Origin", "GET", sight, (("Origin", origin),))
+        for path in READS:
+            yield Attempt("Origin", "GET", path, (("Origin", origin),))
         stream = (("Origin", origin), ("Accept", "text/event-stream"), ("Sec-Fetch-Site", "cross-site"))
         yield Attempt("EventSource", "GET", f"{SESSION}/events", stream)
     yield Attempt(
@@ -178,10 +178,10 @@ def foreign_origins() -> Iterator[Attempt]:
     )
 
 
-def forms() -> Iterator[Attempt]:
+def list_forms() -> Iterator[Attempt]:
     """What a form sends without asking first; some browsers, and some pages, leave the Origin out."""
     for kind in FORMS:
-        for method, target, body in DEEDS:
+        for method, target, body in WRITES:
             if method != "POST":
                 continue
             given = json.dumps(body or {}).encode()
@@ -195,21 +195,21 @@ def forms() -> Iterator[Attempt]:
         yield Attempt("form", "POST", SESSION, overridden, b"_method=DELETE")
 
 
-def fetches() -> Iterator[Attempt]:
+def list_fetches() -> Iterator[Attempt]:
     """What says itself that it comes from elsewhere, without an Origin: images, scripts, frames, links, beacons."""
     for site in SITES:
         for mode in ("no-cors", "navigate", "cors"):
             meta = (("Sec-Fetch-Site", site), ("Sec-Fetch-Mode", mode), ("Sec-Fetch-Dest", "empty"))
-            for sight in SIGHTS:
-                yield Attempt("Sec-Fetch", "GET", sight, meta, can_read=mode == "cors")
-            for method, target, body in DEEDS:
+            for path in READS:
+                yield Attempt("Sec-Fetch", "GET", path, meta, can_read=mode == "cors")
+            for method, target, body in WRITES:
                 sent = b"" if body is None else json.dumps(body).encode()
                 yield Attempt("Sec-Fetch", method, target, (*meta, *([JSON_TYPE] if sent else [])), sent)
-    for sight in SIGHTS:  # an old browser says nothing at all: it gets an answer that no page can read
-        yield Attempt("image", "GET", sight, (("Accept", "image/*"), ("Referer", "https://evil.example/")))
+    for path in READS:  # an old browser says nothing at all: it gets an answer that no page can read
+        yield Attempt("image", "GET", path, (("Accept", "image/*"), ("Referer", "https://evil.example/")))
 
 
-def preflights() -> Iterator[Attempt]:
+def list_preflights() -> Iterator[Attempt]:
     for origin in ORIGINS:
         for method in ("POST", "PUT", "DELETE", "GET"):
             asked = (
@@ -221,7 +221,7 @@ def preflights() -> Iterator[Attempt]:
             yield Attempt("preflight", "OPTIONS", SESSION, asked)
 
 
-def sockets() -> Iterator[Attempt]:
+def list_websockets() -> Iterator[Attempt]:
     """Browsers let every page open a WebSocket to everywhere."""
     shake = (
         ("Connection", "Upgrade"),
@@ -234,22 +234,22 @@ def sockets() -> Iterator[Attempt]:
             yield Attempt("WebSocket", "GET", target, (("Origin", origin), *shake), can_read=True)
 
 
-class Siege:
-    """Attempts on one house."""
+class BrowserAttack:
+    """The attempts of browsers on one server."""
 
-    def __init__(self, house: House, key: str | None) -> None:
-        self._house, self._key = house, key
+    def __init__(self, server: SecuredServer, key: str | None) -> None:
+        self._server, self._key = server, key
         self.tried, self.failures = 0, list[str]()
 
-    def endure(self, chosen: list[Attempt]) -> None:
-        before = census(self._house.path)
+    def run(self, chosen: list[Attempt]) -> None:
+        before = dump_store(self._server.path)
         for attempt in chosen:
-            self._try(attempt)
-        self._look(before)
+            self._send(attempt)
+        self._check_store(before)
 
-    def _try(self, attempt: Attempt) -> None:
+    def _send(self, attempt: Attempt) -> None:
         self.tried += 1
-        status, answer = exchange(self._house.port, attempt.sent(self._house.port, self._key))
+        status, answer = send_and_receive(self._server.port, attempt.encode(self._server.port, self._key))
         head = answer.partition(b"\r\n\r\n")[0].lower()
         is_answered = status is not None and (status < 400 or status == 101)
         told = f"{attempt.kind}: {attempt.method} {attempt.target} {dict(attempt.headers)} {attempt.body!r} -> {status}"
@@ -259,27 +259,33 @@ class Siege:
             self.failures.append(f"{told}, and it was done")
         elif status is None or status == -1 or status >= 500:
             self.failures.append(told)
-        if is_answered and not all(each in head for each in SHIELDS):
-            self.failures.append(f"{told}, without {[each for each in SHIELDS if each not in head]}")
+        if is_answered and not all(each in head for each in SHIELD_HEADERS):
+            self.failures.append(f"{told}, without {[each for each in SHIELD_HEADERS if each not in head]}")
 
-    def _look(self, before: Census) -> None:
-        self.failures += [f"a page has changed something: {each}" for each in before.changed(census(self._house.path))]
+    def _check_store(self, before: StoreDump) -> None:
+        self.failures += [
+            f"a page has changed something: {each}" for each in before.list_changes(dump_store(self._server.path))
+        ]
 
 
 # What keeps a page from using an answer that it has not asked for: as a script, in a frame, as an image's bytes.
-SHIELDS = (b"x-content-type-options: nosniff", b"x-frame-options: deny", b"cross-origin-resource-policy: same-origin")
+SHIELD_HEADERS = (
+    b"x-content-type-options: nosniff",
+    b"x-frame-options: deny",
+    b"cross-origin-resource-policy: same-origin",
+)
 
 
 @contextmanager
-def houses(directory: Path) -> Iterator[list[tuple[str, House, str | None]]]:
+def start_servers(directory: Path) -> Iterator[list[tuple[str, SecuredServer, str | None]]]:
     """Open, with a key, and with an origin that may call: each with the key that a page would have."""
     places = {name: directory / name for name in ("open", "locked", "configured")}
     for place in places.values():
         place.mkdir()
     with (
-        House(places["open"], rooms=1, open=True, token=None) as unlocked,
-        House(places["locked"], rooms=1) as locked,
-        House(places["configured"], rooms=1, origins=(APP_ORIGIN,)) as configured,
+        SecuredServer(places["open"], sessions=1, open=True, token=None) as unlocked,
+        SecuredServer(places["locked"], sessions=1) as locked,
+        SecuredServer(places["configured"], sessions=1, origins=(APP_ORIGIN,)) as configured,
     ):
         yield [("open", unlocked, None), ("locked", locked, TOKEN), ("configured", configured, TOKEN)]
 
@@ -288,21 +294,21 @@ def houses(directory: Path) -> Iterator[list[tuple[str, House, str | None]]]:
 def browser_attacks(size: int, seed: int) -> Report:
     """Every attempt on every kind of server, up to a size; and what must be let in is let in."""
     rng = random.Random(seed)
-    every = list(attempts())
+    every = list(list_attempts())
     failures: list[str] = []
     tried = 0
-    with scratch(memory=True) as directory, houses(directory) as served:
-        for name, house, key in served:
+    with make_scratch_directory(memory=True) as directory, start_servers(directory) as served:
+        for name, server, key in served:
             chosen = rng.sample(every, min(len(every), size // len(served)))
-            siege = Siege(house, key)
-            siege.endure(chosen)
-            tried += siege.tried
-            failures += [f"{name}: {each}" for each in siege.failures]
-            failures += [f"{name}: {each}" for each in welcome(house, key)]
+            attack = BrowserAttack(server, key)
+            attack.run(chosen)
+            tried += attack.tried
+            failures += [f"{name}: {each}" for each in attack.failures]
+            failures += [f"{name}: {each}" for each in check_own_requests(server, key)]
     return Report(figures=f"{tried:,} attempts of {len(every):,} kinds, {len(failures)} accepted", failures=failures)
 
 
-def welcome(house: House, key: str | None) -> Iterator[str]:
+def check_own_requests(server: SecuredServer, key: str | None) -> Iterator[str]:
     """The control: a person's own requests, our own page's, and those of an origin that is configured."""
     own = (("Origin", "http://localhost:PORT"), ("Sec-Fetch-Site", "same-origin"), JSON_TYPE)
     fine = [
@@ -311,12 +317,12 @@ def welcome(house: House, key: str | None) -> Iterator[str]:
         Attempt("page", "POST", "/sessions", own, b"{}"),
         Attempt("name", "GET", SESSION, (("Host", "127.0.0.1:PORT"),)),
     ]
-    if house.config.origins:
+    if server.config.origins:
         fine.append(Attempt("app", "GET", SESSION, (("Origin", APP_ORIGIN), ("Sec-Fetch-Site", "cross-site"))))
         asked = (("Origin", APP_ORIGIN), ("Access-Control-Request-Method", "POST"))
         fine.append(Attempt("app", "OPTIONS", "/sessions", asked))
     for attempt in fine:
-        status, answer = exchange(house.port, attempt.sent(house.port, key))
+        status, answer = send_and_receive(server.port, attempt.encode(server.port, key))
         if status is None or not 200 <= status < 300:
             yield f"{attempt.kind}: {attempt.method} {attempt.target} -> {status} {answer[-200:]!r}"
         elif attempt.kind == "app" and b"access-control-allow-origin: https://app.example" not in answer:

@@ -1,7 +1,7 @@
-"""Clients of real servers: each asks under a key, again and again, until it is answered, and knows what it was told.
+"""Clients of real servers: each repeats a request under its key until it gets an answer, and records that answer.
 
-What they were told is compared with the log afterwards: each key has one question and one answer there, in the order in
-which its client asked, whatever happened to servers, connections and databases meanwhile.
+The answers are compared with the log afterwards: each key has one question and one answer there, in the order in
+which its client asked, also if servers, connections or databases failed.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from holdfast import Message, Session
 from holdfast.log.events import Event
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from tests.kit.servers import AUTHORIZED, ServerProcess, Wire
-from tests.proofs.served_runs import answer_to
-from tests.proofs.turns import sound
+from tests.kit.server_process import AUTHORIZED, RawConnection, ServerProcess
+from tests.proofs.killed_server_app import answer_to
+from tests.proofs.turns import find_session_faults
 
-APP = Path(__file__).with_name("served_runs.py")
+APP = Path(__file__).with_name("killed_server_app.py")
 CLIENTS = 8
-STUCK = 90.0  # seconds: nobody waits so long for an answer that takes a fraction of one
-AWAY = (httpx2.TransportError, OSError)  # the server, or the way to it
+STUCK = 90.0  # seconds: an answer takes a fraction of a second, so this long a wait is a hang
+CONNECTION_ERRORS = (httpx2.TransportError, OSError)  # the server, or the way to it
 
 
 def open_url(url: str) -> Store:
-    """The store behind a URL, for one who looks on."""
+    """Open the store behind a URL, to read it beside the server."""
     return SQLiteStore(url.removeprefix("sqlite:///")) if url.startswith("sqlite") else PostgresStore(url)
 
 
 @dataclass
-class Asked:
-    """A key, and what came of it."""
+class KeyedRequest:
+    """A request under an idempotency key, and whether it was answered."""
 
     key: str
     session: str
     text: str
-    answered: bool = False  # the client was told
+    answered: bool = False  # the client got the answer
 
 
 @dataclass
-class Load:
+class ClientLoad:
     """Clients that ask a number of servers about a number of sessions."""
 
     servers: Sequence[ServerProcess]
@@ -57,17 +57,17 @@ class Load:
     seed: str
     agent: str = "worker"
     clients: int = CLIENTS
-    asked: list[Asked] = field(default_factory=list)
-    added: list[Asked] = field(default_factory=list)
+    asked: list[KeyedRequest] = field(default_factory=list)
+    added: list[KeyedRequest] = field(default_factory=list)
     statuses: Counter[Any] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    impatience: float = STUCK  # seconds after which a client asks again, maybe somebody else
+    impatience: float = STUCK  # seconds after which a client asks again, maybe another server
     longest: float = 0.0  # seconds from the first attempt of a key to its answer
     refused: Callable[[str, int], bool] = lambda code, status: status == 503  # what may be tried again
 
     def __post_init__(self) -> None:
         self._enough = threading.Event()
-        self._threads = [threading.Thread(target=self._guarded, args=[each]) for each in range(self.clients)]
+        self._threads = [threading.Thread(target=self._run_client, args=[each]) for each in range(self.clients)]
         self._answers = [0] * self.clients
 
     def make_sessions(self) -> None:
@@ -80,7 +80,7 @@ class Load:
         return sum(each.answered for each in (*self.asked, *self.added))
 
     @contextmanager
-    def running(self) -> Iterator[Load]:
+    def running(self) -> Iterator[ClientLoad]:
         """Under load; at the end every client gets the answer that it waits for."""
         for thread in self._threads:
             thread.start()
@@ -94,8 +94,8 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def until_all_answered(self) -> float:
-        """Wait until every client has been told something new; how long that took."""
+    def wait_for_answers(self) -> float:
+        """Wait until every client has a new answer; returns the seconds that it took."""
         began, before = time.monotonic(), list(self._answers)
         while any(now == then for now, then in zip(self._answers, before, strict=True)):
             if time.monotonic() - began > STUCK or not any(thread.is_alive() for thread in self._threads):
@@ -103,7 +103,7 @@ class Load:
             time.sleep(0.01)
         return time.monotonic() - began
 
-    def _guarded(self, me: int) -> None:
+    def _run_client(self, me: int) -> None:
         try:
             self._work(me)
         except Exception as error:
@@ -116,15 +116,15 @@ class Load:
             while not self._enough.is_set():
                 number += 1
                 text = f"{me}-{number}" + (" tools" if rng.random() < 0.4 else "")
-                asked = Asked(f"key {me}-{number}", rng.choice(self.sessions), text)
+                asked = KeyedRequest(f"key {me}-{number}", rng.choice(self.sessions), text)
                 self.asked.append(asked)
                 self._ask(client, asked, rng)
                 self._answers[me] += 1
                 if rng.random() < 0.1:
-                    self._add(client, Asked(f"added {me}-{number}", asked.session, f"note {me}-{number}"), rng)
+                    self._add(client, KeyedRequest(f"added {me}-{number}", asked.session, f"note {me}-{number}"), rng)
 
-    def _ask(self, client: httpx2.Client, asked: Asked, rng: random.Random) -> None:
-        """Ask until there is an answer; a connection that breaks tells nothing."""
+    def _ask(self, client: httpx2.Client, asked: KeyedRequest, rng: random.Random) -> None:
+        """Ask until there is an answer; a broken connection says nothing about the result."""
         began = time.monotonic()
         while not asked.answered:
             if time.monotonic() - began > STUCK:
@@ -132,8 +132,8 @@ class Load:
                 return
             server = rng.choice(self.servers)
             try:
-                heard = (self._blocking if rng.random() < 0.6 else self._streaming)(client, server, asked)
-            except AWAY as error:
+                heard = (self._ask_blocking if rng.random() < 0.6 else self._ask_streaming)(client, server, asked)
+            except CONNECTION_ERRORS as error:
                 self.statuses[type(error).__name__] += 1
                 time.sleep(0.02)
                 continue
@@ -146,19 +146,19 @@ class Load:
                 return
         self.longest = max(self.longest, time.monotonic() - began)
 
-    def _body(self, asked: Asked) -> dict[str, Any]:
+    def _make_body(self, asked: KeyedRequest) -> dict[str, Any]:
         return {"agent_id": self.agent, "message": asked.text}
 
-    def _blocking(self, client: httpx2.Client, server: ServerProcess, asked: Asked) -> str | None:
+    def _ask_blocking(self, client: httpx2.Client, server: ServerProcess, asked: KeyedRequest) -> str | None:
         path = f"{server.url}/sessions/{asked.session}/message"
-        response = client.post(path, json=self._body(asked), headers={"Idempotency-Key": asked.key})
+        response = client.post(path, json=self._make_body(asked), headers={"Idempotency-Key": asked.key})
         self.statuses[response.status_code] += 1
         if response.status_code == 200:
             found: str = response.json()["response"]
             return found
-        return self._not_now(response.status_code, response.json(), response.headers, asked)
+        return self._check_refusal(response.status_code, response.json(), response.headers, asked)
 
-    def _not_now(self, status: int, body: Any, headers: Any, asked: Asked) -> str | None:
+    def _check_refusal(self, status: int, body: Any, headers: Any, asked: KeyedRequest) -> str | None:
         """Whether that may be tried again: None; or what is wrong."""
         code = body.get("code", "")
         if not self.refused(code, status):
@@ -167,9 +167,11 @@ class Load:
             self.failures.append(f"{asked}: {status} without Retry-After: {body}")
         return None
 
-    def _streaming(self, client: httpx2.Client, server: ServerProcess, asked: Asked) -> str | None:
+    def _ask_streaming(self, client: httpx2.Client, server: ServerProcess, asked: KeyedRequest) -> str | None:
         path, headers = f"/sessions/{asked.session}/message/stream", {"Idempotency-Key": asked.key}
-        wire = Wire(server.port, "POST", path, body=self._body(asked), headers=headers, seconds=self.impatience)
+        wire = RawConnection(
+            server.port, "POST", path, body=self._make_body(asked), headers=headers, seconds=self.impatience
+        )
         text = ""
         try:
             wire.send()
@@ -186,15 +188,15 @@ class Load:
                     self.statuses["done"] += 1
                     told = frame.data["response"]["response"]
                     return text if told == text else f"the text {text!r} and the response {told!r}"
-            if wire.status not in (0, 200) and wire.is_whole:
+            if wire.status not in (0, 200) and wire.is_complete:
                 self.statuses[wire.status] += 1
-                return self._not_now(wire.status, json.loads(wire.text), wire.headers, asked)
-            self.statuses["stream ended" if wire.is_whole else "stream cut"] += 1
+                return self._check_refusal(wire.status, json.loads(wire.text), wire.headers, asked)
+            self.statuses["stream ended" if wire.is_complete else "stream cut"] += 1
             return None
         finally:
             wire.close()
 
-    def _add(self, client: httpx2.Client, added: Asked, rng: random.Random) -> None:
+    def _add(self, client: httpx2.Client, added: KeyedRequest, rng: random.Random) -> None:
         """Record a message without asking for an answer. One whose server died under it may stay undecided: its key is
         taken for a minute."""
         self.added.append(added)
@@ -203,7 +205,7 @@ class Load:
             body = {"messages": [{"role": "user", "content": added.text}]}
             try:
                 response = client.post(path, json=body, headers={"Idempotency-Key": added.key})
-            except AWAY:
+            except CONNECTION_ERRORS:
                 time.sleep(0.02)
                 continue
             if response.status_code == 200:
@@ -221,20 +223,20 @@ class Load:
 # -- what is there -----------------------------------------------------------------------------------------------------
 
 
-def settled(url: str, load: Load, effects: Path, others: Sequence[str] = ()) -> list[str]:
-    """Compare what clients were told with what is there, once nobody is at work any more; `others` are sessions in
-    which somebody else asked."""
+def compare_with_store(url: str, load: ClientLoad, effects: Path, others: Sequence[str] = ()) -> list[str]:
+    """Compare the answers of the clients with the store after all runs have ended; `others` are sessions of other
+    clients."""
     failures = list(load.failures)
     with open_url(url) as store:
         for name in load.sessions:
-            failures += [f"{name}: {failure}" for failure in _session(store, name, load)]
-        failures += effects_of(store, [*load.sessions, *others], effects)
+            failures += [f"{name}: {failure}" for failure in _check_session(store, name, load)]
+        failures += check_effects(store, [*load.sessions, *others], effects)
     return failures
 
 
-def _session(store: Store, name: str, load: Load) -> list[str]:
+def _check_session(store: Store, name: str, load: ClientLoad) -> list[str]:
     session = Session.open(name, store=store)
-    failures = sound(store, session)
+    failures = find_session_faults(store, session)
     view = store.view(session.log)
     if view.queue:
         failures.append(f"{len(view.queue)} runs are still queued")
@@ -253,10 +255,10 @@ def _session(store: Store, name: str, load: Load) -> list[str]:
         own = [int(text.split()[0].split("-")[1]) for text in questions if text.startswith(f"{client}-")]
         if own != sorted(own):
             failures.append(f"the questions of client {client} are out of order: {own}")
-    return failures + answers_of(messages, set(asked), added)
+    return failures + check_answers(messages, set(asked), added)
 
 
-def answers_of(messages: Sequence[Message], asked: set[str], added: Iterable[str]) -> list[str]:
+def check_answers(messages: Sequence[Message], asked: set[str], added: Iterable[str]) -> list[str]:
     """Each question is followed by its turn, which ends with its answer; notes may stand between turns."""
     failures: list[str] = []
     notes = set(added)
@@ -275,7 +277,7 @@ def answers_of(messages: Sequence[Message], asked: set[str], added: Iterable[str
     return failures
 
 
-def effects_of(store: Store, sessions: Iterable[str], effects: Path) -> list[str]:
+def check_effects(store: Store, sessions: Iterable[str], effects: Path) -> list[str]:
     """What tools did, against what the log says: nothing ran twice that may not, nothing again after its result."""
     starts = Counter(path.name.rpartition("|")[0].rpartition("|")[0] for path in effects.iterdir() if "|" in path.name)
     failures: list[str] = []
@@ -289,12 +291,12 @@ def effects_of(store: Store, sessions: Iterable[str], effects: Path) -> list[str
             returned = [event for event in own if event.type == "tool.returned" and event.data["call_id"] == call_id]
             key = f"{tool}|{session.log.uid}:{called.run}:{call_id}"
             known.add(key)
-            failures += [f"{key}: {found}" for found in _call(tool, own, returned, starts[key])]
-        failures += [f"{name}: {failure}" for failure in stale_writes(events)]
+            failures += [f"{key}: {found}" for found in _check_call(tool, own, returned, starts[key])]
+        failures += [f"{name}: {failure}" for failure in find_stale_writes(events)]
     return failures + [f"{key} ran, and no log knows of it" for key in starts if key not in known]
 
 
-def _call(tool: str, own: Sequence[Event], returned: Sequence[Event], starts: int) -> list[str]:
+def _check_call(tool: str, own: Sequence[Event], returned: Sequence[Event], starts: int) -> list[str]:
     if len(returned) != 1:
         return [f"{len(returned)} results are recorded"]
     result = returned[0]
@@ -312,7 +314,7 @@ def _call(tool: str, own: Sequence[Event], returned: Sequence[Event], starts: in
     return failures
 
 
-def stale_writes(events: Sequence[Event]) -> list[str]:
+def find_stale_writes(events: Sequence[Event]) -> list[str]:
     """Replies of one process only between two takeovers: one that lost its turn has written nothing since."""
     failures: list[str] = []
     writers: dict[str, str] = {}

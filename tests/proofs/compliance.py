@@ -1,8 +1,8 @@
 """B20 and B2 for what is kept: pruning, redaction, erasure, retention and keys, interleaved, raced and killed.
 
-The histories and the model they are held against are in `properties.keeping`. What must stay true: the log never
-changes but for what is erased, the view is what the model says, nothing that is gone comes back, and whoever is killed
-leaves the state before or the state after.
+The histories and their model are in `tests.properties.compliance`. What must stay true: the log never changes but for
+what is erased, the view is what the model says, nothing that is gone comes back, and a killed process leaves the state
+before or the state after.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from holdfast.stores.base import Store
 from holdfast.testing import call
 from holdfast.testing.crash import Acknowledge, Child, Point, Work, crash_points, run_in_child
 from holdfast.worker.sweep import sweep
-from tests.kit.crash_workload import damage, difference, settle
+from tests.kit.crash_workload import describe_difference, find_damage, wait_for_other_connections
 from tests.kit.postgres import PostgresServer
 from tests.proofs import Report, proof
-from tests.proofs.crashes import Opener, openers, scratch, short_leases
-from tests.proofs.models import ENOUGH, snapshots_every, three_stores
-from tests.properties.compliance import History
+from tests.proofs.crashes import Opener, make_openers, make_scratch_directory, shorten_leases
+from tests.proofs.models import ENOUGH, open_stores, take_snapshots_every
+from tests.properties.compliance import RandomHistory
 
 EPISODE = 50  # operations of one history
 
@@ -44,13 +44,13 @@ def kept_histories(size: int, seed: int) -> Report:
     failures: list[str] = []
     shares: Counter[str] = Counter()
     done: Counter[str] = Counter()
-    with three_stores() as (memory, sqlite, postgres), encrypted_store() as encrypted, snapshots_every(7):
+    with open_stores() as (memory, sqlite, postgres), encrypted_store() as encrypted, take_snapshots_every(7):
         turns = {0: postgres, 2: encrypted, 6: encrypted, 4: sqlite, 8: sqlite}
         for number in range(-(-size // EPISODE)):
             store = turns.get(number % 10, memory)
             name = "encrypted" if store is encrypted else type(store).__name__.removesuffix("Store").lower()
-            history = History(store, f"{seed}/{number}")
-            found = history.play(EPISODE)
+            history = RandomHistory(store, f"{seed}/{number}")
+            found = history.run(EPISODE)
             failures += [f"{name} history {seed}/{number}: {wrong}" for wrong in found]
             shares[name] += history.done.total()
             done += history.done
@@ -63,7 +63,7 @@ def kept_histories(size: int, seed: int) -> Report:
 
 @contextmanager
 def encrypted_store() -> Iterator[SQLiteStore]:
-    with scratch(memory=True) as directory, SQLiteStore(directory / "encrypted.db", key=OLD) as store:
+    with make_scratch_directory(memory=True) as directory, SQLiteStore(directory / "encrypted.db", key=OLD) as store:
         yield store
 
 
@@ -75,12 +75,12 @@ def compaction_races_appends(size: int, seed: int) -> Report:
     """One thread prunes, summarizes and undoes while others add messages and run turns: nothing is lost or doubled."""
     failures: list[str] = []
     told = cuts = 0
-    with three_stores() as stores:
+    with open_stores() as stores:
         for number in range(size):
             for store in stores:
-                race = Race(store.for_tenant(f"race {seed} {number}"), auto=number % 4 == 3)
+                race = CompactionRace(store.for_tenant(f"race {seed} {number}"), auto=number % 4 == 3)
                 failures += [f"{type(store).__name__} race {number}: {wrong}" for wrong in race.run()]
-                told, cuts = told + len(race.told), cuts + race.cuts
+                told, cuts = told + len(race.acknowledged), cuts + race.cuts
     figures = f"{size} races on 3 stores: {told:,} messages acknowledged, {cuts:,} cuts; {len(failures)} wrong"
     return Report(figures=figures, failures=failures)
 
@@ -91,14 +91,14 @@ def weigh(text: str) -> str:
     return f"{text} is {len(text)}"
 
 
-class Race:
+class CompactionRace:
     """Threads with a session object each, on one log."""
 
     messages, turns, threads = 30, 8, 2
 
     def __init__(self, store: Store, *, auto: bool = False) -> None:
         self.store, self.auto = store, auto
-        self.told: list[str] = []  # as acknowledged
+        self.acknowledged: list[str] = []  # as acknowledged
         self.failures: list[str] = []
         self.cuts = 0
         self._left = self.threads + 1
@@ -106,32 +106,32 @@ class Race:
         Session("race", store=store, retention=retention)
 
     def run(self) -> list[str]:
-        tasks: list[Callable[[Session], None]] = [self._turns, self._cuts]
-        tasks += [lambda session, name=name: self._says(session, name) for name in range(self.threads)]  # type: ignore[misc]
-        threads = [threading.Thread(target=self._guarded, args=(task,), daemon=True) for task in tasks]
+        tasks: list[Callable[[Session], None]] = [self._run_turns, self._prune]
+        tasks += [lambda session, name=name: self._add_messages(session, name) for name in range(self.threads)]  # type: ignore[misc]
+        threads = [threading.Thread(target=self._run_task, args=(task,), daemon=True) for task in tasks]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
         if any(thread.is_alive() for thread in threads):
             self.failures.append("somebody waits for ever")
-        return self.failures + self._wrong()
+        return self.failures + self._find_wrong()
 
-    def _guarded(self, task: Callable[[Session], None]) -> None:
+    def _run_task(self, task: Callable[[Session], None]) -> None:
         try:
             task(Session.open("race", store=self.store))
         except Exception as error:
             self.failures.append(f"{getattr(task, '__name__', 'says')}: {error!r}")
 
-    def _says(self, session: Session, name: int) -> None:
+    def _add_messages(self, session: Session, name: int) -> None:
         for number in range(self.messages):
             text = f"said by {name}, number {number}"
             session.add_message(Message.user(text), once=text if number % 2 else None)
-            self.told.append(text)
+            self.acknowledged.append(text)
             time.sleep(0.0005)
         self._left -= 1
 
-    def _turns(self, session: Session) -> None:
+    def _run_turns(self, session: Session) -> None:
         def reply(request: ModelRequest) -> Any:
             sent = list(request.messages)
             if repair_history(sent) != sent:
@@ -144,10 +144,10 @@ class Race:
         for number in range(self.turns):
             text = f"turn {number}"
             session.run(text, agent=agent)
-            self.told.append(text)
+            self.acknowledged.append(text)
         self._left -= 1
 
-    def _cuts(self, session: Session) -> None:
+    def _prune(self, session: Session) -> None:
         ways: list[tuple[str, dict[str, Any]]] = [
             ("keep_last_7", {}),
             ("summarize_old", {"threshold": 5}),
@@ -167,7 +167,7 @@ class Race:
                     pass
             time.sleep(0.001)
 
-    def _wrong(self) -> list[str]:
+    def _find_wrong(self) -> list[str]:
         """What is not as it must be, now that all are done."""
         session, found = Session.open("race", store=self.store), []
         log = session.log
@@ -178,9 +178,9 @@ class Race:
         for event in events:
             if event.type == "message.added":
                 places.setdefault(event.data["text"], []).append(event.seq)
-        counts = {text: len(places.get(text, ())) for text in self.told}
+        counts = {text: len(places.get(text, ())) for text in self.acknowledged}
         found += [f"{text!r} is {times} times in the log" for text, times in counts.items() if times != 1]
-        # A cut names what it drops, and an undo what it brings back: whatever nobody dropped is in the view.
+        # A cut names what it drops, and an undo what it brings back: what no cut dropped is in the view.
         dropped: set[int] = set()
         for event in events:
             if event.type in ("view.pruned", "view.compacted"):
@@ -189,7 +189,7 @@ class Race:
                 back = {seq for first, last in event.data["ranges"] for seq in range(first, last + 1)}
                 dropped -= back
         shown = Counter(message.seq for message in session.messages)
-        kept = {seq: text for text in self.told for seq in places.get(text, ()) if seq not in dropped}
+        kept = {seq: text for text in self.acknowledged for seq in places.get(text, ()) if seq not in dropped}
         found += [f"{text!r} was dropped by nobody and is not shown" for seq, text in kept.items() if not shown[seq]]
         found += [f"event {seq} is shown {times} times" for seq, times in shown.items() if times > 1]
         found += [f"event {seq} was dropped and is shown" for seq in shown if seq in dropped]
@@ -203,10 +203,10 @@ def redaction_races_summaries(size: int, seed: int) -> Report:
     """Secrets are redacted while others summarize, undo and fork what holds them: no text outlives its redaction."""
     failures: list[str] = []
     redacted = 0
-    with three_stores() as stores:
+    with open_stores() as stores:
         for number in range(size):
             for store in stores:
-                race = Secrets(store.for_tenant(f"secrets {seed} {number}"), random.Random(f"{seed}/{number}"))
+                race = RedactionRace(store.for_tenant(f"secrets {seed} {number}"), random.Random(f"{seed}/{number}"))
                 failures += [f"{type(store).__name__} race {number}: {wrong}" for wrong in race.run()]
                 redacted += len(race.gone)
             if failures:
@@ -214,7 +214,7 @@ def redaction_races_summaries(size: int, seed: int) -> Report:
     return Report(figures=f"{size} races on 3 stores: {redacted} redactions; {len(failures)} wrong", failures=failures)
 
 
-class Secrets:
+class RedactionRace:
     """A session and its forks, each cut by a thread of its own, while one redacts what they share."""
 
     secrets = 10
@@ -236,8 +236,8 @@ class Secrets:
 
     def run(self) -> list[str]:
         tasks: list[Callable[[], None]] = [self._redact, self._fork]
-        tasks += [lambda name=name: self._cut(name) for name in ("root", "left", "right")]  # type: ignore[misc]
-        threads = [threading.Thread(target=self._guarded, args=(task,), daemon=True) for task in tasks]
+        tasks += [lambda name=name: self._summarize(name) for name in ("root", "left", "right")]  # type: ignore[misc]
+        threads = [threading.Thread(target=self._run_task, args=(task,), daemon=True) for task in tasks]
         for thread in threads:
             thread.start()
         deadline = time.monotonic() + 20
@@ -246,9 +246,9 @@ class Secrets:
         if any(thread.is_alive() for thread in threads):
             self._done = True
             return [*self.failures, f"after 20 s {len(self.gone)} secrets were redacted"]
-        return self.failures + self._wrong()
+        return self.failures + self._find_wrong()
 
-    def _guarded(self, task: Callable[[], None]) -> None:
+    def _run_task(self, task: Callable[[], None]) -> None:
         try:
             task()
         except Exception as error:
@@ -263,12 +263,12 @@ class Secrets:
             self.gone.append(self.seqs[seq])
             time.sleep(0.002)
 
-    def _cut(self, name: str) -> None:
+    def _summarize(self, name: str) -> None:
         session = Session.open(name, store=self.store)
         while not self._done:
             session.prune("summarize_old", threshold=3)
             session.undo_prune()
-            time.sleep(self.pause)  # a redaction needs a moment in which nobody writes to any of them
+            time.sleep(self.pause)  # a redaction needs a moment without writers
         session.prune("summarize_old", threshold=3)
 
     def _fork(self) -> None:
@@ -276,7 +276,7 @@ class Secrets:
             Session.open("left", store=self.store).fork(f"late{number}").prune("summarize_old", threshold=2)
             time.sleep(0.03)
 
-    def _wrong(self) -> list[str]:
+    def _find_wrong(self) -> list[str]:
         found = []
         for name in self.store.list_sessions():
             session = Session.open(name, store=self.store)
@@ -299,7 +299,7 @@ PRUNED, ROTATED = 14, 6
 MANY = 20  # crash points
 
 
-def prepare_talk(store: Store) -> None:
+def prepare_session(store: Store) -> None:
     """A session to cut, to redact and to erase, and a fork that repeats it."""
     talk = Session("talk", store=store, user_id="u", title="secret title", state={"a": "secret"})
     talk.add_messages([Message.user(f"secret {number}") for number in range(PRUNED)], once="first")
@@ -314,10 +314,10 @@ def prepare_talk(store: Store) -> None:
     Session("other", store=store, user_id="u").add_message(Message.user("secret too"))
 
 
-def prepare_due(store: Store) -> None:
+def prepare_due_sessions(store: Store) -> None:
     """Sessions for the sweep: to purge, to archive and to leave alone."""
     past = store.for_tenant(store.tenant)
-    past.clock = Past(10)
+    past.clock = PastClock(10)
     for number in range(2):
         Session(f"old{number}", store=past, retention={"ttl_days": 1}).add_message(Message.user("old"))
     Session("quiet", store=past, retention={"ttl_days": 30, "archive_after_days": 1})
@@ -328,7 +328,7 @@ def prepare_due(store: Store) -> None:
     parent.fork("child").retention = {"ttl_days": 100}
 
 
-class Past(Clock):
+class PastClock(Clock):
     """The clock as it was some days ago."""
 
     def __init__(self, days: int) -> None:
@@ -342,51 +342,51 @@ class Past(Clock):
 Act = Callable[[Store], object]
 
 
-def _talk(store: Store) -> Session:
+def _open_session(store: Store) -> Session:
     return Session.open("talk", store=store)
 
 
 def _redact(store: Store) -> None:
-    talk = _talk(store)
+    talk = _open_session(store)
     event = next(event for event in talk.events(types=["message.added"], limit=None) if event.seq > 4)
     if not event.erased:
         talk.redact(event.seq, reason="asked", actor="officer")
 
 
 def _redact_reply(store: Store) -> None:
-    talk = _talk(store)
+    talk = _open_session(store)
     event = talk.events(types=["model.replied"], limit=None)[0]
     if not event.erased:
         talk.redact(event.seq, reason="asked", actor="officer")
 
 
 def _erase(store: Store) -> None:
-    talk = _talk(store)
+    talk = _open_session(store)
     if talk.status != "erased":
         talk.erase(reason="asked", actor="officer")
 
 
 def _undo(store: Store) -> None:
-    talk = _talk(store)
+    talk = _open_session(store)
     if talk.events(types=["view.unpruned"], limit=None) == []:
         talk.undo_prune()
 
 
 ACTS: dict[str, Act] = {
-    "prune": lambda store: _talk(store).prune("keep_last_4"),
-    "compaction": lambda store: _talk(store).prune("summarize_old", threshold=4),
+    "prune": lambda store: _open_session(store).prune("keep_last_4"),
+    "compaction": lambda store: _open_session(store).prune("summarize_old", threshold=4),
     "undo": _undo,
     "redaction": _redact,
     "redaction of a reply": _redact_reply,
     "erasure": _erase,
     "erasure of a user": lambda store: Session.erase_user("u", reason="asked", actor="officer", store=store),
-    "sweep": lambda store: swept(store),
+    "sweep": lambda store: sweep_until_idle(store),
 }
 IN_STEPS = ("erasure of a user", "sweep")  # one session after the other
 
 
-def swept(store: Store) -> list[str]:
-    """Sweep until nobody else is at it: the lease of one who died ends by itself."""
+def sweep_until_idle(store: Store) -> list[str]:
+    """Sweep until no other sweeper works: the lease of a dead sweeper ends by itself."""
     purged: list[str] = []
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -398,12 +398,12 @@ def swept(store: Store) -> list[str]:
     raise TimeoutError("the sweep did not come to its end")
 
 
-def picture(store: Store) -> dict[str, Any]:
+def read_sessions(store: Store) -> dict[str, Any]:
     """What there is of each session, without what differs from one run to the next."""
-    return {name: _seen(store, name) for name in store.list_sessions()}
+    return {name: _read_session(store, name) for name in store.list_sessions()}
 
 
-def _seen(store: Store, name: str) -> dict[str, Any]:
+def _read_session(store: Store, name: str) -> dict[str, Any]:
     session = Session.open(name, store=store)
     log = session.log
     return {
@@ -414,12 +414,12 @@ def _seen(store: Store, name: str) -> dict[str, Any]:
         "bytes": [part.data for message in session.messages for part in message.parts if isinstance(part, File)],
         "found": [] if session.status == "erased" else [message.seq for message in session.search("secret")],
         "state": session.state,
-        "rows": rows_of(store, log.number),
+        "rows": count_rows(store, log.number),
         "sound": bool(session.verify()) and store.rebuild_view(log) == store.view(log),
     }
 
 
-def rows_of(store: Store, number: int) -> tuple[int, ...]:
+def count_rows(store: Store, number: int) -> tuple[int, ...]:
     """How much of a log is beside its events."""
     schema = "holdfast." if isinstance(store, PostgresStore) else ""
     counts = [f"(SELECT count(*) FROM {schema}{table} WHERE log = {number})" for table in TABLES]
@@ -435,7 +435,7 @@ def rows_of(store: Store, number: int) -> tuple[int, ...]:
 def kill_while_keeping(size: int, seed: int) -> Report:
     """Kill -9 at every crash point of a prune, a compaction, an undo, a redaction, an erasure and a sweep."""
     figures, failures = [], []
-    with openers(durable=False) as fresh, short_leases(LEASE):
+    with make_openers(durable=False) as fresh, shorten_leases(LEASE):
         for kind, new in fresh.items():
             opener, deaths = new(), 0
             for name in ACTS:
@@ -450,12 +450,12 @@ def kill_at_each(opener: Opener, name: str, *, rounds: int = 1, every: int = 1) 
     """Kill the act at each of its crash points, each time for a tenant of its own. Of an act with many points, which
     are much like each other, every n-th in each round, and always the last of each name."""
     failures: list[str] = []
-    ready = prepare_due if name == "sweep" else prepare_talk
+    ready = prepare_due_sessions if name == "sweep" else prepare_session
     with opener() as store:
         ready(store.for_tenant(f"{name} listed"))
-    points = crash_points(acting(opener, name, f"{name} listed"))
+    points = crash_points(make_act(opener, name, f"{name} listed"))
     with opener() as store:
-        after = picture(store.for_tenant(f"{name} listed"))
+        after = read_sessions(store.for_tenant(f"{name} listed"))
     last = {point.name: point for point in points}
     rest = every if len(points) > MANY else 1
     chosen = [point for start in range(rounds) for point in sorted({*points[start % rest :: rest], *last.values()})]
@@ -464,25 +464,28 @@ def kill_at_each(opener: Opener, name: str, *, rounds: int = 1, every: int = 1) 
         with opener() as store:
             bound = store.for_tenant(tenant)
             ready(bound)
-            before = picture(bound)
-        end = run_in_child(acting(opener, name, tenant), at=point)
+            before = read_sessions(bound)
+        end = run_in_child(make_act(opener, name, tenant), at=point)
         with opener() as store:
-            settle(store)
+            wait_for_other_connections(store)
             bound = store.for_tenant(tenant)
             found = [] if end.killed else [end.error or "the child came to its end"]
-            found += between(before, picture(bound), after, whole=name not in IN_STEPS)
+            found += find_half_done(before, read_sessions(bound), after, whole=name not in IN_STEPS)
             try:
                 ACTS[name](bound)
             except AgentError as error:
                 found.append(f"the second attempt: {error!r}")
-            found += [f"the second attempt: {wrong}" for wrong in between(after, picture(bound), after, whole=True)]
+            found += [
+                f"the second attempt: {wrong}"
+                for wrong in find_half_done(after, read_sessions(bound), after, whole=True)
+            ]
         failures += [f"{point}: {wrong}" for wrong in found]
     with opener() as store:  # anew: a connection that searched may take what others removed for damage
-        failures += damage(store)
+        failures += find_damage(store)
     return len(chosen), failures
 
 
-def acting(opener: Opener, name: str, tenant: str) -> Work:
+def make_act(opener: Opener, name: str, tenant: str) -> Work:
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
             ACTS[name](store.for_tenant(tenant))
@@ -491,16 +494,16 @@ def acting(opener: Opener, name: str, tenant: str) -> Work:
     return work
 
 
-def between(before: dict[str, Any], found: dict[str, Any], after: dict[str, Any], *, whole: bool) -> list[str]:
+def find_half_done(before: dict[str, Any], found: dict[str, Any], after: dict[str, Any], *, whole: bool) -> list[str]:
     """What is neither the state before nor the state after, session by session; and all of one kind, if `whole`."""
     if not whole:  # a fork may be as before, and what it shares as after
-        before, found, after = (_own(each) for each in (before, found, after))
+        before, found, after = (_select_own_fields(each) for each in (before, found, after))
     failures = [f"{name} does not verify" for name, seen in found.items() if not seen["sound"]]
     sides = []
     for name in {**before, **after}:
         was, now, will = before.get(name), found.get(name), after.get(name)
         if now not in (was, will):
-            failures.append(f"{name} is neither as before nor as after: {difference(will, now)}")
+            failures.append(f"{name} is neither as before nor as after: {describe_difference(will, now)}")
         elif was != will:
             sides.append(now == will)
     failures += [f"{name} is new" for name in found if name not in before and name not in after]
@@ -509,7 +512,7 @@ def between(before: dict[str, Any], found: dict[str, Any], after: dict[str, Any]
     return failures
 
 
-def _own(pictures: dict[str, Any]) -> dict[str, Any]:
+def _select_own_fields(pictures: dict[str, Any]) -> dict[str, Any]:
     own = ("status", "title", "events", "rows", "sound")
     return {name: {field: seen[field] for field in own} for name, seen in pictures.items()}
 
@@ -523,12 +526,12 @@ def kill_while_rotating(size: int, seed: int) -> Report:
     figures, failures = [], []
     with keyed_openers() as fresh:
         for kind, new in fresh.items():
-            points = crash_points(rotating(ready_to_rotate(new())))
+            points = crash_points(make_rotation(prepare_rotation(new())))
             for point in points * size:
-                opener = ready_to_rotate(new())
-                end = run_in_child(rotating(opener), at=point)
+                opener = prepare_rotation(new())
+                end = run_in_child(make_rotation(opener), at=point)
                 found = [] if end.killed else [end.error or "the child came to its end"]
-                found += rotated(opener)
+                found += check_rotation(opener)
                 failures += [f"{kind}, {point}: {wrong}" for wrong in found]
             figures.append(f"{kind} {len(points) * size} deaths")
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} not all-or-nothing", failures=failures)
@@ -540,7 +543,7 @@ KeyedOpener = Callable[[bytes], Store]
 @contextmanager
 def keyed_openers() -> Iterator[dict[str, Callable[[], KeyedOpener]]]:
     """For each durable store, a way to get a fresh database that is opened with a key."""
-    with scratch(memory=True) as directory, PostgresServer() as server:
+    with make_scratch_directory(memory=True) as directory, PostgresServer() as server:
         numbers = count()
 
         def sqlite() -> KeyedOpener:
@@ -554,7 +557,7 @@ def keyed_openers() -> Iterator[dict[str, Callable[[], KeyedOpener]]]:
         yield {"sqlite": sqlite, "postgres": postgres}
 
 
-def ready_to_rotate(opener: KeyedOpener) -> KeyedOpener:
+def prepare_rotation(opener: KeyedOpener) -> KeyedOpener:
     with opener(OLD) as store:
         for number in range(ROTATED):
             session = Session(f"s{number}", store=store, title=f"title {number}", state={"n": number})
@@ -562,7 +565,7 @@ def ready_to_rotate(opener: KeyedOpener) -> KeyedOpener:
     return opener
 
 
-def rotating(opener: KeyedOpener) -> Work:
+def make_rotation(opener: KeyedOpener) -> Work:
     def work(acknowledge: Acknowledge) -> None:
         with opener(OLD) as store:
             acknowledge(store.rotate_key(NEW))  # type: ignore[attr-defined]
@@ -570,31 +573,31 @@ def rotating(opener: KeyedOpener) -> Work:
     return work
 
 
-def rotated(opener: KeyedOpener) -> list[str]:
+def check_rotation(opener: KeyedOpener) -> list[str]:
     """What is wrong after a rotation that may have been cut short; a second attempt finishes it."""
-    settled(opener)
-    opens = [key for key in (OLD, NEW) if readable(opener, key)]
+    wait_until_settled(opener)
+    opens = [key for key in (OLD, NEW) if is_readable(opener, key)]
     if len(opens) != 1:
         return [f"{len(opens)} of the two keys open everything"]
     if opens == [OLD]:
         with opener(OLD) as store:
             store.rotate_key(NEW)  # type: ignore[attr-defined]
-    if readable(opener, OLD) or not readable(opener, NEW):
+    if is_readable(opener, OLD) or not is_readable(opener, NEW):
         return ["the second attempt did not change the key"]
     return []
 
 
-def settled(opener: KeyedOpener) -> None:
+def wait_until_settled(opener: KeyedOpener) -> None:
     for key in (OLD, NEW):
         try:
             with opener(key) as store:
-                settle(store)
+                wait_for_other_connections(store)
                 return
         except WrongKey:
             continue
 
 
-def readable(opener: KeyedOpener, key: bytes) -> bool:
+def is_readable(opener: KeyedOpener, key: bytes) -> bool:
     """Whether a key opens the store; then it must open every session, or that is an error."""
     try:
         store = opener(key)
@@ -616,20 +619,22 @@ def readable(opener: KeyedOpener, key: bytes) -> bool:
 def four_sweepers(size: int, seed: int) -> Report:
     """Four processes sweep at once, one is killed in the middle of a batch: each session goes once, none that stays."""
     figures, failures = [], []
-    with openers(durable=False) as fresh, short_leases(LEASE):
+    with make_openers(durable=False) as fresh, shorten_leases(LEASE):
         for kind, new in fresh.items():
             opener = new()
             for number in range(size):
-                failures += [f"{kind}, {number}: {wrong}" for wrong in sweepers(opener, f"t{number}", seed + number)]
+                failures += [
+                    f"{kind}, {number}: {wrong}" for wrong in run_sweepers(opener, f"t{number}", seed + number)
+                ]
             figures.append(f"{kind} {size} deaths")
     return Report(figures=f"{'; '.join(figures)} beside 3 sweepers; {len(failures)} wrong", failures=failures)
 
 
-def sweepers(opener: Opener, tenant: str, seed: int) -> list[str]:
+def run_sweepers(opener: Opener, tenant: str, seed: int) -> list[str]:
     due, staying = [f"due{number}" for number in range(18)], [f"stays{number}" for number in range(6)]
     with opener() as store:
         past = store.for_tenant(tenant)
-        past.clock = Past(10)
+        past.clock = PastClock(10)
         for name in due:
             Session(name, store=past, retention={"ttl_days": 1}).add_message(Message.user("old"))
         for number, name in enumerate(staying):
@@ -640,7 +645,7 @@ def sweepers(opener: Opener, tenant: str, seed: int) -> list[str]:
 
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
-            acknowledge(swept(store.for_tenant(tenant)))
+            acknowledge(sweep_until_idle(store.for_tenant(tenant)))
 
     failures = []
     with ExitStack() as stack:
@@ -653,7 +658,7 @@ def sweepers(opener: Opener, tenant: str, seed: int) -> list[str]:
         failures.append(doomed_end.error)
     purged = Counter(name for end in [*ends, doomed_end] for told in end.acknowledged for name in told)
     with opener() as store:
-        settle(store)
+        wait_for_other_connections(store)
         bound = store.for_tenant(tenant)
         left = bound.list_sessions()
         failures += [f"{name} is still there" for name in due if name in left]
@@ -668,5 +673,5 @@ def sweepers(opener: Opener, tenant: str, seed: int) -> list[str]:
         named = {each["id"] for page in planned for each in page}
         if not bound.verify(sweeps) or named != set(due):
             failures.append(f"the record of the sweeps names {sorted(named)}")
-        failures += damage(store)
+        failures += find_damage(store)
     return failures

@@ -13,7 +13,14 @@ from pathlib import Path
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.testing.crash import crash_points, run_in_child
-from tests.kit.crash_workload import World, damage, judge, script, steps, work
+from tests.kit.crash_workload import (
+    Workspace,
+    compare_with_model,
+    find_damage,
+    generate_steps,
+    list_every_step,
+    make_work,
+)
 from tests.kit.postgres import PostgresServer
 from tests.proofs import Report, proof
 
@@ -24,7 +31,7 @@ Opener = Callable[[], Store]
 
 
 @contextmanager
-def scratch(*, memory: bool = False) -> Iterator[Path]:
+def make_scratch_directory(*, memory: bool = False) -> Iterator[Path]:
     """A directory of one's own: on the disk, or in memory where flushing is of no interest."""
     place = "/dev/shm" if memory and os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="hf-prove-", dir=place) as directory:
@@ -32,8 +39,8 @@ def scratch(*, memory: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def short_leases(seconds: float) -> Iterator[None]:
-    """For processes that outlive what broke their work: nobody can tell that they gave up, so their leases must end."""
+def shorten_leases(seconds: float) -> Iterator[None]:
+    """For processes that outlive a broken turn: no other process sees that they gave up, so their leases must end."""
     before = os.environ.get("HOLDFAST_LEASE_SECONDS")
     os.environ["HOLDFAST_LEASE_SECONDS"] = str(seconds)
     try:
@@ -46,9 +53,9 @@ def short_leases(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def openers(*, durable: bool) -> Iterator[dict[str, Callable[[], Opener]]]:
-    """For each durable store, a way to get a fresh database: a function that opens it, in whatever process."""
-    with scratch(memory=not durable) as directory, PostgresServer(durable=durable) as server:
+def make_openers(*, durable: bool) -> Iterator[dict[str, Callable[[], Opener]]]:
+    """For each durable store, a way to get a fresh database: a function that opens it, from any process."""
+    with make_scratch_directory(memory=not durable) as directory, PostgresServer(durable=durable) as server:
         numbers = count()
 
         def sqlite() -> Opener:
@@ -66,60 +73,64 @@ def openers(*, durable: bool) -> Iterator[dict[str, Callable[[], Opener]]]:
 def kill_at_random(size: int, seed: int) -> Report:
     """Kill -9 at a random instant, `size` times on each store: what was acknowledged is there, once."""
     figures, failures = [], []
-    with openers(durable=True) as fresh:
+    with make_openers(durable=True) as fresh:
         for kind, new in fresh.items():
-            acknowledged = unheard = 0
+            acknowledged = unacknowledged = 0
             for start in range(0, size, PART):
                 cycles = range(start, min(size, start + PART))
-                told, silent, found = kill_some(new(), f"{seed} {kind}", cycles)
-                acknowledged, unheard = acknowledged + told, unheard + silent
+                told, silent, found = kill_children(new(), f"{seed} {kind}", cycles)
+                acknowledged, unacknowledged = acknowledged + told, unacknowledged + silent
                 failures += [f"{kind}, {failure}" for failure in found]
-            figures.append(f"{kind} {size} kills, {acknowledged} acknowledged, {unheard} stored unheard")
+            figures.append(f"{kind} {size} kills, {acknowledged} acknowledged, {unacknowledged} stored unheard")
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} lost, doubled or torn", failures=failures)
 
 
-def kill_some(opener: Opener, seed: str, cycles: range) -> tuple[int, int, list[str]]:
+def kill_children(opener: Opener, seed: str, cycles: range) -> tuple[int, int, list[str]]:
     """Kill a child per cycle, all of them in one database: how much was acknowledged, how much not, what is wrong."""
-    acknowledged = unheard = 0
+    acknowledged = unacknowledged = 0
     failures: list[str] = []
-    opener().close()  # so that the first child does not spend its life on the schema; `crash_points` kills it there
+    opener().close()  # so that the first child does not spend its time on the schema; `crash_points` kills it there
     for cycle in cycles:
         name, own = f"c{cycle}", f"{seed} {cycle}"
-        end = run_in_child(work(opener, name, steps(own)), after=random.Random(own).uniform(0.0, LONGEST_LIFE))
+        end = run_in_child(
+            make_work(opener, name, generate_steps(own)), after=random.Random(own).uniform(0.0, LONGEST_LIFE)
+        )
         if end.error or not end.killed:
             failures.append(f"cycle {cycle}: {end.error or 'the child was not killed'}")
         with opener() as store:
-            verdict = judge(World(store, name), steps(own), len(end.acknowledged), eager=cycle % 4 == 0)
+            verdict = compare_with_model(
+                Workspace(store, name), generate_steps(own), len(end.acknowledged), eager=cycle % 4 == 0
+            )
         failures += [f"cycle {cycle}: {failure}" for failure in verdict.failures]
         acknowledged += len(end.acknowledged)
-        unheard += verdict.unheard
+        unacknowledged += verdict.unacknowledged
     with opener() as store:
-        failures += [f"at the end: {failure}" for failure in _all_verify(store)]
-    return acknowledged, unheard, failures
+        failures += [f"at the end: {failure}" for failure in _verify_all(store)]
+    return acknowledged, unacknowledged, failures
 
 
-def _all_verify(store: Store) -> list[str]:
+def _verify_all(store: Store) -> list[str]:
     """No later crash may harm what an earlier one left."""
     logs = [store.require("session", name) for name in store.list_sessions()]
     broken = [log.id for log in logs if not store.verify(log)]
-    return [f"{name} does not verify" for name in broken] + damage(store)
+    return [f"{name} does not verify" for name in broken] + find_damage(store)
 
 
 @proof("B2", ci=1, long=20)
 def kill_at_crash_points(size: int, seed: int) -> Report:
     """Kill -9 at every crash point of a script of every kind of step, each in a fresh database."""
     figures, failures = [], []
-    with openers(durable=False) as fresh:
+    with make_openers(durable=False) as fresh:
         for kind, new in fresh.items():
-            todo = script()
-            points = crash_points(work(new(), "s", todo))
+            todo = list_every_step()
+            points = crash_points(make_work(new(), "s", todo))
             for point in points * size:
                 opener = new()
-                end = run_in_child(work(opener, "s", todo), at=point)
+                end = run_in_child(make_work(opener, "s", todo), at=point)
                 if not end.killed:
                     failures.append(f"{kind}, {point}: {end.error or 'the child came to its end'}")
                 with opener() as store:
-                    verdict = judge(World(store, "s"), todo, len(end.acknowledged))
+                    verdict = compare_with_model(Workspace(store, "s"), todo, len(end.acknowledged))
                 failures += [f"{kind}, {point}: {failure}" for failure in verdict.failures]
             names = len({point.name for point in points})
             figures.append(f"{kind} {len(points) * size} deaths at {names} named points")

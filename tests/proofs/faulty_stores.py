@@ -23,24 +23,24 @@ from holdfast.log.messages import Limits
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.lease import Claim, encode_holder
-from tests.properties.rebuild import complaints
+from tests.properties.rebuild import find_complaints
 
-LONG = 1e6  # seconds of a lease
+LEASE_SECONDS = 1e6  # seconds of a lease
 RIVAL = "rival"  # a state name that only the other writer sets
 UNCOUNTED = ("BEGIN", "ROLLBACK", "SAVEPOINT", "RELEASE", "PRAGMA")
 STATEMENT_FAILED = "SQLite failed"
 TO_THE_END = 5  # one in so many works goes on to its end after the fault
 
 
-class Injected(StoreError):
+class InjectedFault(StoreError):
     """A fault that a test asked for."""
 
     code = "injected"
 
 
 @dataclass(slots=True)
-class Shot:
-    """A fault at the n-th opportunity; `landed` tells whether the write it hit took place."""
+class PlannedFault:
+    """A fault at the n-th opportunity; `landed` says whether the write it hit took place."""
 
     at: int
     seen: int = 0
@@ -51,28 +51,28 @@ class Shot:
         return self.seen - 1 == self.at
 
 
-Injector = Callable[[Store, Shot, Callable[[], None]], AbstractContextManager[None]]
+Injector = Callable[[Store, PlannedFault, Callable[[], None]], AbstractContextManager[None]]
 
 
-def at_calls(mode: str) -> Injector:
+def fail_calls(mode: str) -> Injector:
     """Fault at a whole write: `SQLiteFile.write` or `PostgresServer.transaction`."""
 
     @contextmanager
-    def inject(store: Store, shot: Shot, rival: Callable[[], None]) -> Iterator[None]:
-        owner, name = (store.file, "write") if isinstance(store, SQLiteStore) else (_server(store), "transaction")
+    def inject(store: Store, fault: PlannedFault, rival: Callable[[], None]) -> Iterator[None]:
+        owner, name = (store.file, "write") if isinstance(store, SQLiteStore) else (_get_server(store), "transaction")
         real = getattr(owner, name)
 
         def faulty(work: Any) -> Any:
-            if not shot.is_due():
+            if not fault.is_due():
                 return real(work)
-            shot.landed = mode
+            fault.landed = mode
             if mode == "before":
-                raise Injected("the request was lost")
+                raise InjectedFault("the request was lost")
             if mode == "delay":
                 rival()
                 return real(work)
             real(work)
-            raise Injected("the answer was lost")
+            raise InjectedFault("the answer was lost")
 
         setattr(owner, name, faulty)
         try:
@@ -84,13 +84,13 @@ def at_calls(mode: str) -> Injector:
 
 
 @contextmanager
-def at_points(store: Store, shot: Shot, rival: Callable[[], None]) -> Iterator[None]:
+def fail_points(store: Store, fault: PlannedFault, rival: Callable[[], None]) -> Iterator[None]:
     """Fault at a crash point: inside the transaction, and right after it."""
 
     def action(name: str) -> None:
-        if shot.is_due():
-            shot.landed = "after" if name == "after commit" else "before"
-            raise Injected(name)
+        if fault.is_due():
+            fault.landed = "after" if name == "after commit" else "before"
+            raise InjectedFault(name)
 
     arm_crashpoints(action)
     try:
@@ -100,13 +100,13 @@ def at_points(store: Store, shot: Shot, rival: Callable[[], None]) -> Iterator[N
 
 
 @contextmanager
-def at_statements(store: Store, shot: Shot, rival: Callable[[], None]) -> Iterator[None]:
+def fail_statements(store: Store, fault: PlannedFault, rival: Callable[[], None]) -> Iterator[None]:
     """Fault at one statement of SQLite's writer: it and what follows does not happen."""
     assert isinstance(store, SQLiteStore)
 
     def trace(cursor: apsw.Cursor, statement: str, bindings: Any) -> bool:
-        if not statement.startswith(UNCOUNTED) and shot.is_due():
-            shot.landed = "before"
+        if not statement.startswith(UNCOUNTED) and fault.is_due():
+            fault.landed = "before"
             return False
         return True
 
@@ -117,7 +117,7 @@ def at_statements(store: Store, shot: Shot, rival: Callable[[], None]) -> Iterat
         store.file._writer.exec_trace = None
 
 
-def _server(store: Store) -> Any:
+def _get_server(store: Store) -> Any:
     assert isinstance(store, PostgresStore)
     return store.server
 
@@ -135,7 +135,7 @@ class Step:
     writes: int = 1  # more than one: what comes after the first of them may still be missing
 
 
-class Work:
+class ClientWork:
     """A conversation with everything in it that is written."""
 
     def __init__(self, store: Store, rng: random.Random) -> None:
@@ -192,7 +192,7 @@ class Work:
 
     def _start(self) -> None:
         question = Draft(type="message.added", data={"role": "user", "text": self._words[7]}, run="r")
-        claim = Claim(holder=encode_holder("work"), seconds=LONG)
+        claim = Claim(holder=encode_holder("work"), seconds=LEASE_SECONDS)
         self._turn("t1", Draft(type="turn.started", run="r"), question, claim=claim, epoch=None)
 
     def _end(self) -> None:
@@ -213,7 +213,7 @@ class Work:
 _CALL = {"call_id": "c", "name": "tool"}
 
 
-def picture(store: Store, *, heads: bool = False) -> dict[str, Any]:
+def read_store(store: Store, *, heads: bool = False) -> dict[str, Any]:
     """What users see of a store; with the heads also how often it was written."""
     found: dict[str, Any] = {}
     for id in store.list_sessions():
@@ -232,71 +232,71 @@ def picture(store: Store, *, heads: bool = False) -> dict[str, Any]:
     return found
 
 
-def unsound(store: Store) -> list[str]:
-    """Whatever is half there: rows that the projections do not know of, or the other way round."""
+def find_unsound(store: Store) -> list[str]:
+    """Find what is stored in part: rows without their projection, or projections without their rows."""
     found: list[str] = []
     for id in store.list_sessions():
-        found += complaints(store, store.require("session", id), past=False)
+        found += find_complaints(store, store.require("session", id), past=False)
     return found
 
 
-def reference(store: Store, seed: str, *, heads: bool = False) -> list[dict[str, Any]]:
+def record_reference(store: Store, seed: str, *, heads: bool = False) -> list[dict[str, Any]]:
     """What there is after each step when nothing goes wrong."""
-    pictures = [picture(store, heads=heads)]
-    for step in Work(store, random.Random(seed)).steps():
+    pictures = [read_store(store, heads=heads)]
+    for step in ClientWork(store, random.Random(seed)).steps():
         step.act()
-        pictures.append(picture(store, heads=heads))
+        pictures.append(read_store(store, heads=heads))
     return pictures
 
 
-def _unlike(step: Step, observer: Store, expected: dict[str, Any]) -> list[str]:
-    now = picture(observer)
+def _compare_step(step: Step, observer: Store, expected: dict[str, Any]) -> list[str]:
+    now = read_store(observer)
     return [] if now == expected else [f"after {step.name!r}: {now} instead of {expected}"]
 
 
-def survive(
+def work_with_fault(
     faulty: Store, observer: Store, inject: Injector, at: int, seed: str, pictures: list[dict[str, Any]]
-) -> tuple[Shot, list[str]]:
+) -> tuple[PlannedFault, list[str]]:
     """Do the work with one fault in it. Returns whether there was one, and what was wrong."""
-    shot, failures, rivals = Shot(at), list[str](), list[int]()
+    fault, failures, rivals = PlannedFault(at), list[str](), list[int]()
 
-    def rival() -> None:
+    def write_as_rival() -> None:
         """Another writer, in the middle of this one's write."""
         if observer.exists("s"):
             Session.open("s", store=observer).set_state(RIVAL, len(rivals))
             rivals.append(1)
 
-    for number, step in enumerate(Work(faulty, random.Random(seed)).steps()):
-        was_hit = shot.landed is not None
+    for number, step in enumerate(ClientWork(faulty, random.Random(seed)).steps()):
+        was_hit = fault.landed is not None
         try:
-            with inject(faulty, shot, rival):
+            with inject(faulty, fault, write_as_rival):
                 step.act()
         except StoreError as error:
-            if not isinstance(error, Injected) and STATEMENT_FAILED not in str(error):
+            if not isinstance(error, InjectedFault) and STATEMENT_FAILED not in str(error):
                 raise
-            now, expected = picture(observer), pictures[number + (shot.landed == "after")]
+            now, expected = read_store(observer), pictures[number + (fault.landed == "after")]
             if now != expected and (step.writes == 1 or now != pictures[number]):
                 failures.append(f"half of {step.name!r}: {now} instead of {expected}")
-            failures += [f"after {step.name!r}: {complaint}" for complaint in unsound(observer)]
+            failures += [f"after {step.name!r}: {complaint}" for complaint in find_unsound(observer)]
             if step.is_done is None or not step.is_done():
                 step.act()
-        if shot.landed and not was_hit:
-            failures += _unlike(step, observer, pictures[number + 1])
+        if fault.landed and not was_hit:
+            failures += _compare_step(step, observer, pictures[number + 1])
             if failures or at % TO_THE_END:
                 break
     else:
-        failures += _unlike(step, observer, pictures[-1])
+        failures += _compare_step(step, observer, pictures[-1])
     if rivals:
         told = Session.open("s", store=observer).events(limit=None, types="state.set")
         if sum(event.data["name"] == RIVAL for event in told) != len(rivals):
             failures.append("what another writer was told is stored is not there")
-    return shot, failures
+    return fault, failures
 
 
 INJECTORS: dict[str, Injector] = {
-    "before a write": at_calls("before"),
-    "after a write": at_calls("after"),
-    "a write delayed": at_calls("delay"),
-    "at a crash point": at_points,
-    "at a statement": at_statements,
+    "before a write": fail_calls("before"),
+    "after a write": fail_calls("after"),
+    "a write delayed": fail_calls("delay"),
+    "at a crash point": fail_points,
+    "at a statement": fail_statements,
 }

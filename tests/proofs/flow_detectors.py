@@ -19,8 +19,9 @@ from holdfast.models.base import ModelRequest
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.testing import call, error
 from holdfast.testing.crash import Point
-from tests.proofs.flows import life
-from tests.proofs.models import directory
+from tests.kit.agents import make_named_agent
+from tests.proofs.flows import kill_and_recover
+from tests.proofs.models import make_directory
 from tests.proofs.turns import make_sessions
 
 # One at each kind of place: inside a branch, between agents, in the middle of a loop, after a handoff, in a child.
@@ -32,23 +33,19 @@ POINTS = (
 )
 
 
-def scripted(name: str, *script: Any, **options: Any) -> Agent:
-    return Agent(provider="scripted", script=list(script), name=name, **options)
-
-
-def _flows(seed: int) -> list[str]:
-    with directory() as home:
+def _kill_flows(seed: int) -> list[str]:
+    with make_directory() as home:
         opener = lambda: SQLiteStore(home / "log.db")  # noqa: E731
         rng = Random(seed)
         make_sessions(opener, [f"b{number}" for number in range(len(POINTS))])
         for number, point in enumerate(POINTS):
-            failures, _ = life(opener, f"b{number}", point, [], rng)
+            failures, _ = kill_and_recover(opener, f"b{number}", point, [], rng)
             if failures:
                 return failures
     return []
 
 
-def _branches(seed: int) -> list[str]:
+def _run_branches(seed: int) -> list[str]:
     """Agents at the same time: what they see, how they are joined, and what a late one may still write."""
     said, done = threading.Event(), threading.Event()
     seen: list[str] = []
@@ -68,28 +65,30 @@ def _branches(seed: int) -> list[str]:
         return "watched" if len(request.messages) > 1 else call("wait", id="x")
 
     watcher = Agent(provider="scripted", script=watching, name="b", tools=[wait], extract=lambda _: done.set())
-    first = scripted("first", "hello", extract=lambda _: said.set())
-    talker = SequentialAgent([first, scripted("second", "x")])
+    first = make_named_agent("first", "hello", extract=lambda _: said.set())
+    talker = SequentialAgent([first, make_named_agent("second", "x")])
     store = MemoryStore()
     session = Session(store=store)
-    session.run("go", agent=ParallelAgent([scripted("a", last), talker, watcher]))
+    session.run("go", agent=ParallelAgent([make_named_agent("a", last), talker, watcher]))
     found = [message.author for message in session.messages]
     failures = [] if found == ["user", "a", "first", "second", "b", "wait", "b"] else [f"they stand as {found}"]
     failures += [f"one at the same time saw {text!r}" for text in seen if "hello" in text]
     failures += [] if store.rebuild_view(session.log) == store.view(session.log) else ["the view is not the fold"]
     seen.clear()  # one after the other, because no more may work at once: they do not see each other either
-    Session(store=store).run("go", agent=ParallelAgent([scripted("first", "hello"), watcher], max_concurrency=1))
+    Session(store=store).run(
+        "go", agent=ParallelAgent([make_named_agent("first", "hello"), watcher], max_concurrency=1)
+    )
     failures += [f"one at the same time saw {text!r}" for text in seen if "hello" in text]
-    agents = [scripted(name, call("wait", id="same"), "x", tools=[wait]) for name in "ab"]
+    agents = [make_named_agent(name, call("wait", id="same"), "x", tools=[wait]) for name in "ab"]
     session = Session(store=store)
     session.run("go", agent=ParallelAgent(agents))
     ids = [each.id for message in session.messages for each in message.tool_calls]
     failures += [] if len(set(ids)) == 2 else [f"calls are named {ids}"]
-    return failures + _late()
+    return failures + _run_late_tool()
 
 
-def _late() -> list[str]:
-    """An agent fails while the tools of another one are at work: what they come to is nobody's any more."""
+def _run_late_tool() -> list[str]:
+    """An agent fails while the tools of another one are at work: their results are dropped."""
     asked, go, ended = threading.Event(), threading.Event(), threading.Event()
 
     @tool
@@ -105,9 +104,9 @@ def _late() -> list[str]:
         return error("down")
 
     session = Session(store=MemoryStore())
-    late = scripted("b", [call("hang"), call("hang")], "never", tools=[hang])
+    late = make_named_agent("b", [call("hang"), call("hang")], "never", tools=[hang])
     try:
-        session.run("go", agent=ParallelAgent([scripted("a", failing), late]))
+        session.run("go", agent=ParallelAgent([make_named_agent("a", failing), late]))
     except ProviderUnavailable:
         pass
     head = session.head
@@ -120,8 +119,8 @@ def _late() -> list[str]:
     return []
 
 
-def _handoffs(seed: int) -> list[str]:
-    """Whose a conversation is, and how it looks to whoever takes it over."""
+def _run_handoffs(seed: int) -> list[str]:
+    """Which agent has a conversation, and what the agent that takes it over sees of it."""
     store = MemoryStore()
     heard: list[tuple[str, str]] = []
 
@@ -130,35 +129,35 @@ def _handoffs(seed: int) -> list[str]:
         return "5 euros."
 
     taker = Agent(provider="scripted", script=billing, name="billing")
-    session = scripted("triage", "Hi!", call("transfer_to_billing"), handoffs=[taker]).session(store=store)
+    session = make_named_agent("triage", "Hi!", call("transfer_to_billing"), handoffs=[taker]).session(store=store)
     session.run("hello")
     session.run("my bill?")
     failures = [] if session.active_agent == "billing" else [f"it is {session.active_agent}'s"]
     failures += [f"{text!r} stands as its own" for role, text in heard if role != "user"]
-    failing = scripted("billing", error("down"))
-    session = scripted("triage", call("transfer_to_billing"), handoffs=[failing]).session(store=store)
+    failing = make_named_agent("billing", error("down"))
+    session = make_named_agent("triage", call("transfer_to_billing"), handoffs=[failing]).session(store=store)
     try:
         session.run("my bill?")
     except ProviderUnavailable:
         pass
     failures += [] if session.active_agent is None else ["a turn that failed moved the conversation"]
-    router = Router([scripted("a", "1", "never"), scripted("b", "2", "3")])
+    router = Router([make_named_agent("a", "1", "never"), make_named_agent("b", "2", "3")])
     session = router.session(store=store)
     session.active_agent = "b"
     return failures + ([] if session.run("x").text == "2" else ["a router gave a conversation away"])
 
 
-def _budgets(seed: int) -> list[str]:
+def _check_budgets(seed: int) -> list[str]:
     """What agents use that are called as tools, or work at the same time, is inside the budget of the session."""
     helper = Agent(provider="scripted", script=lambda _: call("nothing"), name="helper")
-    boss = scripted("boss", call("helper", {"request": "x"}), "y", tools=[helper.as_tool()])
+    boss = make_named_agent("boss", call("helper", {"request": "x"}), "y", tools=[helper.as_tool()])
     failures = []
 
     def slow(_: ModelRequest) -> str:
         time.sleep(0.2)  # long enough for the others to be asked, if they may
         return "x"
 
-    for agent, limit in ((boss, 4), (ParallelAgent([scripted(name, slow) for name in "abcdef"]), 3)):
+    for agent, limit in ((boss, 4), (ParallelAgent([make_named_agent(name, slow) for name in "abcdef"]), 3)):
         session = agent.session(store=MemoryStore(), budget=Budget(steps=limit))
         try:
             session.run("go")
@@ -175,21 +174,23 @@ def _budgets(seed: int) -> list[str]:
     return failures
 
 
-def _rounds(seed: int) -> list[str]:
+def _run_loops(seed: int) -> list[str]:
     asked: list[str] = []
 
     def good(output: Any) -> bool:
         asked.append(output.text)
         return "good" not in output.text
 
-    loop = LoopAgent([scripted("w", "1", "2", "3"), scripted("r", "no", "good", "never")], condition=good)
+    loop = LoopAgent(
+        [make_named_agent("w", "1", "2", "3"), make_named_agent("r", "no", "good", "never")], condition=good
+    )
     session = Session(store=MemoryStore())
-    session.run("go", agent=SequentialAgent([loop, scripted("e", "end")]))
+    session.run("go", agent=SequentialAgent([loop, make_named_agent("e", "end")]))
     ended = [event.data["reason"] for event in session.events(types="loop.ended")]
     return [] if (asked, ended) == (["no", "good"], ["condition"]) else [f"asked {asked}, ended {ended}"]
 
 
-def _memories(seed: int) -> list[str]:
+def _check_memories(seed: int) -> list[str]:
     """Whose memories are found, for how long, and what an erasure leaves of them."""
     ids = FixedClock()
     store = MemoryStore(clock=ids)
@@ -222,10 +223,10 @@ def _memories(seed: int) -> list[str]:
 
 
 DETECTORS = {
-    "flows": _flows,
-    "branches": _branches,
-    "handoffs": _handoffs,
-    "called": _budgets,
-    "rounds": _rounds,
-    "memories": _memories,
+    "flows": _kill_flows,
+    "branches": _run_branches,
+    "handoffs": _run_handoffs,
+    "budgets": _check_budgets,
+    "loops": _run_loops,
+    "memories": _check_memories,
 }

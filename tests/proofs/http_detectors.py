@@ -1,4 +1,4 @@
-"""Detectors of seeded bugs at the front door: who is let in, from where, and to what. Small proofs in one process.
+"""Detectors of seeded bugs in authentication, authorization and origin checks. Small proofs in one process.
 
 They return what they found; nothing means all is well.
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from holdfast.server.http.strict_routes import StrictRoute
-from tests.proofs.browsers import Siege, attempts, welcome
-from tests.proofs.crashes import scratch
-from tests.proofs.permissions import Attack, keys_are_ones_own, taken_names
-from tests.proofs.raw_http import LARGE, SECONDS, SLOW, dripped, exchange, short_heads
-from tests.proofs.secured_server import SHARED, TOKEN, Caller, House, canary
+from tests.proofs.browsers import BrowserAttack, check_own_requests, list_attempts
+from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.permissions import PermissionAttack, check_keys_per_user, check_taken_names
+from tests.proofs.raw_http import LARGE, SECONDS, SLOW, send_and_receive, send_slowly, shorten_head_limit
+from tests.proofs.secured_server import SHARED, TOKEN, Caller, SecuredServer, make_canary
 
 # One of every kind: with no key, with three that are no good, and with each right, name and tenant.
 FEW = (
@@ -30,28 +30,36 @@ FEW = (
     "acme bob write",
     "evil alice admin",
     "acme service admin",
-    "house service read",
+    "default service read",
 )
 ENDLESS = 4.0  # seconds after which a connection that should be ended counts as kept
 
 
-def _strangers(seed: int) -> list[str]:
+def _ask_as_every_caller(seed: int) -> list[str]:
     """Every route, asked by one of every kind."""
-    with scratch(memory=True) as directory, House(directory, rooms=2) as house, Caller(house.port) as caller:
-        quick = [*keys_are_ones_own(caller, house), *taken_names(caller, house), *shared_state(caller, house)]
+    with (
+        make_scratch_directory(memory=True) as directory,
+        SecuredServer(directory, sessions=2) as server,
+        Caller(server.port) as caller,
+    ):
+        quick = [
+            *check_keys_per_user(caller, server),
+            *check_taken_names(caller, server),
+            *check_shared_state(caller, server),
+        ]
         if quick:
             return quick
-        attack = Attack(house, random.Random(seed), enough=1)
-        attack.everything(caller, [house.furniture.principals[name] for name in FEW])
+        attack = PermissionAttack(server, random.Random(seed), enough=1)
+        attack.ask_every_route(caller, [server.contents.principals[name] for name in FEW])
         return attack.failures
 
 
-def shared_state(caller: Caller, house: House) -> Iterator[str]:
+def check_shared_state(caller: Caller, server: SecuredServer) -> Iterator[str]:
     """What all users of an app share is read by all of them, and written by none."""
-    alice = house.furniture.principals["acme alice write"]
-    path = f"/sessions/{house.furniture.rooms['acme', 'alice'][0].id}/state/shared?scope=app"
+    alice = server.contents.principals["acme alice write"]
+    path = f"/sessions/{server.contents.sessions['acme', 'alice'][0].id}/state/shared?scope=app"
     answer = caller.ask("GET", path, alice.headers)
-    if answer.status != 200 or answer.json["value"] != canary("acme", SHARED):
+    if answer.status != 200 or answer.json["value"] != make_canary("acme", SHARED):
         yield f"GET {path} -> {answer.status} {answer.body[:200]!r}"
     for method, body in (("PUT", {"value": "mine now"}), ("DELETE", None)):
         answer = caller.ask(method, path, alice.headers, body)
@@ -59,52 +67,55 @@ def shared_state(caller: Caller, house: House) -> Iterator[str]:
             yield f"{alice.name}: {method} {path} -> {answer.status} {answer.body[:200]!r}"
 
 
-def _holes(seed: int) -> list[str]:
-    """A route that somebody forgot to guard."""
-    with scratch(memory=True) as directory:
-        house = House(directory, rooms=1)
-        with_hole(house)
-        with house, Caller(house.port) as caller:
-            return list(through_the_hole(house, caller))
+def _detect_unguarded_route(seed: int) -> list[str]:
+    """A route without a declared permission."""
+    with make_scratch_directory(memory=True) as directory:
+        server = SecuredServer(directory, sessions=1)
+        add_unguarded_route(server)
+        with server, Caller(server.port) as caller:
+            return list(check_unguarded_route(server, caller))
 
 
-def with_hole(house: House) -> None:
+def add_unguarded_route(server: SecuredServer) -> None:
     router = APIRouter(route_class=StrictRoute)
 
     @router.get("/hole")
     async def hole() -> dict[str, str]:
-        return {"told": canary("acme", SHARED)}
+        return {"told": make_canary("acme", SHARED)}
 
-    house.app.include_router(router)
+    server.app.include_router(router)
 
 
-def through_the_hole(house: House, caller: Caller) -> Iterator[str]:
-    for who in house.furniture.principals.values():
+def check_unguarded_route(server: SecuredServer, caller: Caller) -> Iterator[str]:
+    for who in server.contents.principals.values():
         answer = caller.ask("GET", "/hole", who.headers)
         if answer.status != 403:
             yield f"{who.name}: a route without a permission -> {answer.status} {answer.body[:200]!r}"
-    if not any("/hole declares no permission" in each for each in Attack(house, random.Random(0)).failures):
+    if not any("/hole declares no permission" in each for each in PermissionAttack(server, random.Random(0)).failures):
         yield "a route without a permission is not noticed"
 
 
-def _pages(seed: int) -> list[str]:
-    """What browsers send, to a server that asks nobody for a key."""
-    with scratch(memory=True) as directory, House(directory, rooms=1, open=True, token=None) as house:
-        siege = Siege(house, None)
-        siege.endure(random.Random(seed).sample(list(attempts()), 700))
-        return siege.failures + list(welcome(house, None))
+def _attack_from_browsers(seed: int) -> list[str]:
+    """What browsers send, to a server that asks for no key."""
+    with (
+        make_scratch_directory(memory=True) as directory,
+        SecuredServer(directory, sessions=1, open=True, token=None) as server,
+    ):
+        attack = BrowserAttack(server, None)
+        attack.run(random.Random(seed).sample(list(list_attempts()), 700))
+        return attack.failures + list(check_own_requests(server, None))
 
 
-def _jail(seed: int) -> list[str]:
+def _leave_work_roots(seed: int) -> list[str]:
     """Directories that a session may not work in."""
-    with scratch(memory=True) as directory:
+    with make_scratch_directory(memory=True) as directory:
         root = directory / "roots" / "work"
         (root / "inner").mkdir(parents=True)
-        with House(directory, rooms=1, work_roots=(str(root),)) as house, Caller(house.port) as caller:
-            return list(escapes(caller, root))
+        with SecuredServer(directory, sessions=1, work_roots=(str(root),)) as server, Caller(server.port) as caller:
+            return list(try_escapes(caller, root))
 
 
-def escapes(caller: Caller, root: Path) -> Iterator[str]:
+def try_escapes(caller: Caller, root: Path) -> Iterator[str]:
     """Ways out of a root, each tried when a session is made and when it is changed."""
     sibling = root.with_name(root.name + "-not")
     sibling.mkdir()
@@ -126,30 +137,30 @@ def escapes(caller: Caller, root: Path) -> Iterator[str]:
             yield f"work_dir {work_dir!r} is inside -> {answer.status} {answer.body[:200]!r}"
 
 
-def _patience(seed: int) -> list[str]:
+def _send_slow_requests(seed: int) -> list[str]:
     """One client of each kind that takes its time, and heads that are too large."""
     with (
-        short_heads(SECONDS),
-        scratch(memory=True) as directory,
-        House(directory, rooms=1, keep_alive=SECONDS, body_seconds=SECONDS) as house,
+        shorten_head_limit(SECONDS),
+        make_scratch_directory(memory=True) as directory,
+        SecuredServer(directory, sessions=1, keep_alive=SECONDS, body_seconds=SECONDS) as server,
     ):
-        return list(endless(house))
+        return list(check_slow_requests(server))
 
 
-def endless(house: House) -> Iterator[str]:
+def check_slow_requests(server: SecuredServer) -> Iterator[str]:
     with ThreadPoolExecutor(len(SLOW)) as pool:
-        ends = pool.map(lambda kind: dripped(house.port, *SLOW[kind], patience=ENDLESS)[0], SLOW)
+        ends = pool.map(lambda kind: send_slowly(server.port, *SLOW[kind], patience=ENDLESS)[0], SLOW)
         yield from (f"{kind}: it never ends" for kind, end in zip(SLOW, ends, strict=True) if end is None)
     for kind, data in LARGE.items():
-        status, answer = exchange(house.port, data)
+        status, answer = send_and_receive(server.port, data)
         if status not in (400, 431, None):
             yield f"{kind} of a megabyte -> {status} {answer[:100]!r}"
 
 
 DETECTORS: dict[str, Callable[[int], list[str]]] = {
-    "strangers": _strangers,
-    "holes": _holes,
-    "pages": _pages,
-    "jail": _jail,
-    "patience": _patience,
+    "callers": _ask_as_every_caller,
+    "unguarded routes": _detect_unguarded_route,
+    "browsers": _attack_from_browsers,
+    "work roots": _leave_work_roots,
+    "slow clients": _send_slow_requests,
 }

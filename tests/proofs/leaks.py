@@ -1,8 +1,8 @@
-"""B16, for the server: secrets planted everywhere a request has room for them, and looked for everywhere they could
+"""B16, for the server: secrets planted in every part of a request, and looked for everywhere they could
 come out: the log of a real process, answers that are errors, the numbers, and what the server says of itself.
 
-What somebody says to an agent is content: it may come back to them as content, but it is in no log and in no error that
-nobody expected. A key is in no answer at all.
+What a caller says to an agent is content: it may come back to the caller as content, but it is in no log and in no
+unexpected error. A key is in no answer at all.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 from urllib.parse import quote
 
 from tests.proofs import Report, proof
-from tests.proofs.crashes import scratch
-from tests.proofs.raw_http import exchange
-from tests.proofs.secured_server import COMMON, TOKEN, Answer, Caller, Process
+from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.raw_http import send_and_receive
+from tests.proofs.secured_server import COMMON, TOKEN, Answer, Caller, SecuredProcess
 
 PROVIDER_KEY = "sk-proj-provider-key-of-this-server-0123456789"
 LOCAL = "crossed-out"  # a stored agent whose provider repeats what it is sent
-SAYS = "/sessions/{session}/messages"
-ASKS = "/sessions/{session}/message"
+MESSAGES_PATH = "/sessions/{session}/messages"
+MESSAGE_PATH = "/sessions/{session}/message"
 
 
 @dataclass(frozen=True, slots=True)
-class Planted:
+class PlantedRequest:
     """A request with a secret in it."""
 
     method: str
@@ -40,32 +40,32 @@ class Planted:
     is_key: bool = False  # it may not come back in any answer
 
 
-Plant = Callable[[str, str], Planted]
-TRUST = {"Authorization": f"Bearer {TOKEN}"}
+Plant = Callable[[str, str], PlantedRequest]
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def _in_body(method: str, target: str, body: Callable[[str], Any]) -> Plant:
-    return lambda secret, session: Planted(method, target.format(session=session), TRUST, body(secret))
+    return lambda secret, session: PlantedRequest(method, target.format(session=session), AUTHORIZED, body(secret))
 
 
 def _in_header(name: str, value: str = "{}", target: str = "/sessions/{session}", *, trusted: bool = True) -> Plant:
-    def plant(secret: str, session: str) -> Planted:
-        headers = (TRUST if trusted else {}) | {name: value.format(secret)}
-        return Planted("GET", target.format(session=session), headers, is_key=True)
+    def plant(secret: str, session: str) -> PlantedRequest:
+        headers = (AUTHORIZED if trusted else {}) | {name: value.format(secret)}
+        return PlantedRequest("GET", target.format(session=session), headers, is_key=True)
 
     return plant
 
 
 def _in_target(target: str) -> Plant:
-    def plant(secret: str, session: str) -> Planted:
-        return Planted("GET", target.format(secret=quote(secret, safe=""), session=session), TRUST)
+    def plant(secret: str, session: str) -> PlantedRequest:
+        return PlantedRequest("GET", target.format(secret=quote(secret, safe=""), session=session), AUTHORIZED)
 
     return plant
 
 
 def _raw(text: str) -> Plant:
     """A body that is no JSON."""
-    return _in_body("POST", SAYS, lambda secret: text.replace("SECRET", secret).encode())
+    return _in_body("POST", MESSAGES_PATH, lambda secret: text.replace("SECRET", secret).encode())
 
 
 PLACES: dict[str, Plant] = {
@@ -83,8 +83,8 @@ PLACES: dict[str, Plant] = {
     "a header nobody knows": _in_header("X-Secret"),
     "a header nobody can have": _in_header("X-{}", "1"),
     "an accept header": _in_header("Accept", "text/{}"),
-    "a content type": lambda secret, session: Planted(
-        "POST", "/sessions", TRUST | {"Content-Type": f"text/{secret}"}, b"{}", is_key=True
+    "a content type": lambda secret, session: PlantedRequest(
+        "POST", "/sessions", AUTHORIZED | {"Content-Type": f"text/{secret}"}, b"{}", is_key=True
     ),
     "a request id": _in_header("X-Request-ID", "not allowed {}"),
     "a key in the address": _in_target("/sessions/{session}?access_token={secret}"),
@@ -97,21 +97,27 @@ PLACES: dict[str, Plant] = {
     "a system prompt": _in_body("PUT", "/sessions/{session}", lambda secret: {"system": secret}),
     "a value": _in_body("PUT", "/sessions/{session}/state/note", lambda secret: {"value": {"token": secret}}),
     "a fact": _in_body("POST", "/sessions/{session}/facts", lambda secret: {"text": secret}),
-    "a message": _in_body("POST", SAYS, lambda secret: {"messages": [{"role": "user", "content": secret}]}),
-    "a question": _in_body("POST", ASKS, lambda secret: {"message": f"hello {secret}"}),
-    "a streamed question": _in_body("POST", ASKS + "/stream", lambda secret: {"message": f"hello {secret}"}),
-    "what a tool stumbles over": _in_body("POST", ASKS, lambda secret: {"message": f"stumble {secret}"}),
-    "what a model fails with": _in_body("POST", ASKS, lambda secret: {"message": f"fail {secret}"}),
-    "what the code fails with": _in_body("POST", ASKS, lambda secret: {"message": f"crash {secret}"}),
-    "the same, streamed": _in_body("POST", ASKS + "/stream", lambda secret: {"message": f"crash {secret}"}),
-    "what a provider repeats": _in_body("POST", ASKS, lambda secret: {"message": f"hello {secret}", "agent_id": LOCAL}),
-    "metadata of a question": _in_body("POST", ASKS, lambda secret: {"message": "hi", "metadata": {"key": secret}}),
-    "an option nobody knows": _in_body("POST", ASKS, lambda secret: {"message": "hi", "api_key": secret}),
-    "a field of another kind": _in_body("POST", ASKS, lambda secret: {"message": {"content": [secret]}}),
-    "a role that is none": _in_body("POST", SAYS, lambda secret: {"messages": [{"role": secret, "content": "x"}]}),
+    "a message": _in_body("POST", MESSAGES_PATH, lambda secret: {"messages": [{"role": "user", "content": secret}]}),
+    "a question": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"hello {secret}"}),
+    "a streamed question": _in_body("POST", MESSAGE_PATH + "/stream", lambda secret: {"message": f"hello {secret}"}),
+    "what a tool stumbles over": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"stumble {secret}"}),
+    "what a model fails with": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"fail {secret}"}),
+    "what the code fails with": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"crash {secret}"}),
+    "the same, streamed": _in_body("POST", MESSAGE_PATH + "/stream", lambda secret: {"message": f"crash {secret}"}),
+    "what a provider repeats": _in_body(
+        "POST", MESSAGE_PATH, lambda secret: {"message": f"hello {secret}", "agent_id": LOCAL}
+    ),
+    "metadata of a question": _in_body(
+        "POST", MESSAGE_PATH, lambda secret: {"message": "hi", "metadata": {"key": secret}}
+    ),
+    "an option nobody knows": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": "hi", "api_key": secret}),
+    "a field of another kind": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": {"content": [secret]}}),
+    "a role that is none": _in_body(
+        "POST", MESSAGES_PATH, lambda secret: {"messages": [{"role": secret, "content": "x"}]}
+    ),
     "a file that is no base64": _in_body(
         "POST",
-        SAYS,
+        MESSAGES_PATH,
         lambda secret: {
             "messages": [
                 {"role": "user", "content": [{"type": "file", "media_type": "text/plain", "data": f"!{secret}"}]}
@@ -130,7 +136,7 @@ PLACES: dict[str, Plant] = {
 }
 
 
-class Repeating(BaseHTTPRequestHandler):
+class RepeatingHandler(BaseHTTPRequestHandler):
     """A provider that refuses, and repeats the key and the question while it does."""
 
     def do_POST(self) -> None:
@@ -149,8 +155,8 @@ class Repeating(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def provider() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Repeating)
+def start_provider() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), RepeatingHandler)
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -159,15 +165,15 @@ def provider() -> Iterator[str]:
         server.server_close()
 
 
-def secrets(rng: random.Random) -> str:
+def make_secret(rng: random.Random) -> str:
     """Something that no filter knows by its shape, and is found however it is written."""
     return "zq" + "".join(rng.choice("bcdfghjklmnpqrstvwxyz") for _ in range(14))
 
 
-class Search:
+class SecretSearch:
     """Plants secrets and looks for them."""
 
-    def __init__(self, process: Process, caller: Caller, rng: random.Random) -> None:
+    def __init__(self, process: SecuredProcess, caller: Caller, rng: random.Random) -> None:
         self._process, self._caller, self._rng = process, caller, rng
         self._planted: dict[str, str] = {}  # by secret: where
         self._session = COMMON
@@ -176,7 +182,7 @@ class Search:
         self.lines = 0  # of the log
 
     def plant(self, place: str) -> None:
-        secret = secrets(self._rng)
+        secret = make_secret(self._rng)
         self._planted[secret] = place
         asked = PLACES[place](secret, self._fresh_session())
         try:
@@ -189,16 +195,16 @@ class Search:
     def _fresh_session(self) -> str:
         """Not for ever the same one: turns that fail stay in its history."""
         if self._rng.random() < 0.2:
-            self._session = self._caller.ask("POST", "/sessions", TRUST, {}).json["id"]
+            self._session = self._caller.ask("POST", "/sessions", AUTHORIZED, {}).json["id"]
         return self._session
 
-    def _check(self, place: str, secret: str, asked: Planted, answer: Answer) -> None:
+    def _check(self, place: str, secret: str, asked: PlantedRequest, answer: Answer) -> None:
         head, body = str(answer.headers), answer.body.decode(errors="replace")
         told = f"{place}: {asked.method} {asked.target} -> {answer.status} {body[:300]}"
         if asked.is_key and secret in head + body:
             self.complain(f"{told} repeats it")
         if place in UNEXPECTED:
-            body += self._caller.ask("GET", f"{asked.target.partition('/message')[0]}/runs", TRUST).body.decode()
+            body += self._caller.ask("GET", f"{asked.target.partition('/message')[0]}/runs", AUTHORIZED).body.decode()
         if (answer.status >= 500 or place in UNEXPECTED) and secret in head + body and place not in FROM_OUTSIDE:
             self.complain(f"{told} repeats it")
         for each in (TOKEN, PROVIDER_KEY, PROVIDER_KEY[8:24]):
@@ -212,28 +218,30 @@ class Search:
         if not any(each.startswith(text.partition(":")[0]) for each in self.failures):
             self.failures.append(text)
 
-    def look(self) -> None:
-        """In everything that is not an answer to whoever planted it."""
+    def search_logs(self) -> None:
+        """Search everything that is not an answer to the caller that planted the secret."""
         sinks = {"the log": self._process.log}
         for path in ("/metrics", "/openapi.json", "/", "/health", "/ready"):
-            answer = self._caller.ask("GET", path, TRUST)
+            answer = self._caller.ask("GET", path, AUTHORIZED)
             sinks[path] = str(answer.headers) + answer.body.decode()
         for sink, text in sinks.items():
             found = [f"{secret} ({place})" for secret, place in self._planted.items() if secret in text.lower()]
             found += [f"the key {each[:10]}..." for each in (TOKEN, PROVIDER_KEY) if each in text]
-            self.failures += [f"{sink} has {each}: {_around(text, each.partition(' ')[0])}" for each in found[:5]]
+            self.failures += [
+                f"{sink} has {each}: {_quote_context(text, each.partition(' ')[0])}" for each in found[:5]
+            ]
         lines = [line for line in sinks["the log"].splitlines() if not line.startswith("holdfast serves ")]
         self.lines = len(lines)
         self.failures += [f"a line of the log is no JSON: {line[:300]}" for line in lines if not _is_json(line)]
 
 
-# An exception of code, which may say anything; its text is for nobody.
+# An exception of code, which may say anything; its text goes into no answer.
 UNEXPECTED = ("what the code fails with", "the same, streamed")
-# Words of a provider, or of a tool's author, about what the same caller sent: they are told, shortened, to that caller.
+# Words of a provider, or of a tool's author, about what the same caller sent: that caller gets them, shortened.
 FROM_OUTSIDE = ("what a model fails with",)
 
 
-def _around(text: str, found: str) -> str:
+def _quote_context(text: str, found: str) -> str:
     place = text.lower().find(found.lower())
     return repr(text[max(0, place - 150) : place + 50])
 
@@ -249,15 +257,15 @@ def _is_json(line: str) -> bool:
 def server_secrets(size: int, seed: int) -> Report:
     """Secrets through every field, header, tool and exception of a real server: none in what others read."""
     rng = random.Random(seed)
-    with scratch(memory=True) as directory, provider() as url:
+    with make_scratch_directory(memory=True) as directory, start_provider() as url:
         environment = {"OPENAI_API_KEY": PROVIDER_KEY, "OPENAI_BASE_URL": url, "HOLDFAST_LOG_LEVEL": "debug"}
-        with Process(directory, **environment) as process, Caller(process.port) as caller:
-            made = caller.ask("POST", "/agents", TRUST, {"id": LOCAL, "provider": "openai", "model": "gpt-4o"})
-            search = Search(process, caller, rng)
+        with SecuredProcess(directory, **environment) as process, Caller(process.port) as caller:
+            made = caller.ask("POST", "/agents", AUTHORIZED, {"id": LOCAL, "provider": "openai", "model": "gpt-4o"})
+            search = SecretSearch(process, caller, rng)
             places = [*PLACES] * (size // len(PLACES) + 1)
             for place in places[:size]:
                 search.plant(place)
-            wire = [secrets(rng) for _ in range(5)]
+            wire = [make_secret(rng) for _ in range(5)]
             for number, secret in enumerate(wire):  # what no parser gets through
                 text = (
                     f"GET /{secret}\x00 HTTP/1.1",
@@ -267,9 +275,9 @@ def server_secrets(size: int, seed: int) -> Report:
                     secret * 2000,
                 )
                 with suppress(OSError):
-                    exchange(process.port, text[number].encode() + b"\r\n\r\n")
+                    send_and_receive(process.port, text[number].encode() + b"\r\n\r\n")
             search._planted |= dict.fromkeys(wire, "no request")
-            search.look()
+            search.search_logs()
             if made.status != 201:
                 search.failures.append(f"the agent of the provider was not made: {made.status} {made.body[:200]!r}")
     answers = ", ".join(f"{number:,} x {status}" for status, number in sorted(search.answers.items()))

@@ -22,13 +22,21 @@ from holdfast.stores.base import Store
 from tests.kit.postgres import PostgresServer
 from tests.kit.proxy import PostgresProxy
 from tests.proofs import Report, proof
-from tests.proofs.faulty_stores import INJECTORS, Work, at_statements, picture, reference, survive, unsound
-from tests.properties.families import Family
+from tests.proofs.faulty_stores import (
+    INJECTORS,
+    ClientWork,
+    fail_statements,
+    find_unsound,
+    read_store,
+    record_reference,
+    work_with_fault,
+)
+from tests.properties.families import SessionFamily
 from tests.properties.fields import FIELDS
-from tests.properties.game import Difference, Game
-from tests.properties.rebuild import complaints, complaints_without_caches
-from tests.properties.strings import LARGE, hostile, is_valid
-from tests.properties.table import World, attempt
+from tests.properties.random_operations import Difference, RandomOperations
+from tests.properties.rebuild import find_complaints, find_complaints_without_caches
+from tests.properties.store_comparison import StoreSide, run_operation
+from tests.properties.strings import LARGE, draw_hostile_text, is_valid
 
 SERVER = "HOLDFAST_PROVE_SERVER"  # a database to use instead of a server of one's own
 EPISODE = 200
@@ -38,7 +46,7 @@ ENOUGH = 5  # failures, after which a proof stops looking for more
 
 
 @contextmanager
-def directory() -> Iterator[Path]:
+def make_directory() -> Iterator[Path]:
     """Files in memory: what a disk does to them is proved elsewhere."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="hf-models-", dir=place) as found:
@@ -46,7 +54,7 @@ def directory() -> Iterator[Path]:
 
 
 @contextmanager
-def database() -> Iterator[str]:
+def open_database() -> Iterator[str]:
     if SERVER in os.environ:
         yield os.environ[SERVER]
         return
@@ -55,8 +63,13 @@ def database() -> Iterator[str]:
 
 
 @contextmanager
-def three_stores() -> Iterator[list[Store]]:
-    with directory() as home, database() as dsn, SQLiteStore(home / "log.db") as sqlite, PostgresStore(dsn) as postgres:
+def open_stores() -> Iterator[list[Store]]:
+    with (
+        make_directory() as home,
+        open_database() as dsn,
+        SQLiteStore(home / "log.db") as sqlite,
+        PostgresStore(dsn) as postgres,
+    ):
         yield [MemoryStore(), sqlite, postgres]
 
 
@@ -64,10 +77,10 @@ def three_stores() -> Iterator[list[Store]]:
 def same_on_every_store(size: int, seed: int) -> Report:
     """Random operations: equal results, equal errors, equal bytes, and all of it what the model says."""
     failures: list[str] = []
-    with three_stores() as stores:
+    with open_stores() as stores:
         episodes = -(-size // EPISODE)
         for episode in range(episodes):
-            failures += played(stores, seed, episode, EPISODE)
+            failures += run_episode(stores, seed, episode, EPISODE)
             if len(failures) >= ENOUGH:
                 break
     return Report(
@@ -75,9 +88,9 @@ def same_on_every_store(size: int, seed: int) -> Report:
     )
 
 
-def played(stores: list[Store], seed: int, episode: int, operations: int) -> list[str]:
+def run_episode(stores: list[Store], seed: int, episode: int, operations: int) -> list[str]:
     try:
-        Game(stores, seed, episode).play(operations)
+        RandomOperations(stores, seed, episode).run(operations)
     except Difference as difference:
         return [str(difference)]
     return []
@@ -88,18 +101,18 @@ def rebuilt_from_events(size: int, seed: int) -> Report:
     """Every projection at every point, against a fold of the events; then again with the caches thrown away."""
     failures: list[str] = []
     seen: Counter[str] = Counter()
-    with three_stores() as stores:
+    with open_stores() as stores:
         for episode in range(size):
-            with snapshots_every(64 if episode % 2 else 7):
-                game = Game(stores, seed, episode)
-                game.play(2 * EPISODE)
-                for world in game.worlds:
-                    failures += unexplained(world, game.shelf.made, seen)
+            with take_snapshots_every(64 if episode % 2 else 7):
+                operations = RandomOperations(stores, seed, episode)
+                operations.run(2 * EPISODE)
+                for side in operations.sides:
+                    failures += find_unexplained(side, operations.tenant.live_names, seen)
     return Report(figures=f"{seen['logs']} logs, {seen['events']:,} points on 3 stores", failures=failures)
 
 
 @contextmanager
-def snapshots_every(marks: int) -> Iterator[None]:
+def take_snapshots_every(marks: int) -> Iterator[None]:
     """Take snapshots more often, so that short logs have many."""
     usual, planning.SNAPSHOT_EVERY = planning.SNAPSHOT_EVERY, marks
     try:
@@ -108,13 +121,13 @@ def snapshots_every(marks: int) -> Iterator[None]:
         planning.SNAPSHOT_EVERY = usual
 
 
-def unexplained(world: World, names: list[str], seen: Counter[str]) -> list[str]:
+def find_unexplained(side: StoreSide, names: list[str], seen: Counter[str]) -> list[str]:
     found: list[str] = []
-    for check in (complaints, complaints_without_caches):
+    for check in (find_complaints, find_complaints_without_caches):
         for name in names:
-            log = world.store.require("session", name)
-            found += [f"{world.name} {complaint}" for complaint in check(world.store, log)]
-            seen += Counter(logs=1, events=world.store.head(log).head)
+            log = side.store.require("session", name)
+            found += [f"{side.name} {complaint}" for complaint in check(side.store, log)]
+            seen += Counter(logs=1, events=side.store.head(log).head)
     return found
 
 
@@ -126,15 +139,15 @@ def hostile_text(size: int, seed: int) -> Report:
     """Every text field gives back what it was given, or refuses it on every store alike and stores nothing."""
     failures: list[str] = []
     outcomes: Counter[str] = Counter()
-    with three_stores() as stores:
+    with open_stores() as stores:
         for number in range(size):
-            text = LARGE[number] if number < len(LARGE) else hostile(random.Random(f"{seed}/{number}"))
+            text = LARGE[number] if number < len(LARGE) else draw_hostile_text(random.Random(f"{seed}/{number}"))
             for store in stores:
                 store.clock = FixedClock(start=1_700_000_000_000_000 + number * 10_000_000)
-            worlds = [World(store.for_tenant(f"t{number % 100}")) for store in stores]
+            worlds = [StoreSide(store.for_tenant(f"t{number % 100}")) for store in stores]
             some = [OTHERS[(number * SHARE + place) % len(OTHERS)] for place in range(SHARE)]
             for name in FIELDS if number < len(LARGE) else [ALWAYS, *some]:
-                complaint = carried(worlds, f"{name}-{number}", text, name, outcomes)
+                complaint = check_field(worlds, f"{name}-{number}", text, name, outcomes)
                 if complaint:
                     failures.append(f"string {number} {text[:60]!r}: {complaint}")
             if len(failures) >= ENOUGH:
@@ -144,8 +157,8 @@ def hostile_text(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures)
 
 
-def carried(worlds: list[World], id: str, text: str, name: str, outcomes: Counter[str]) -> str | None:
-    found = [attempt(lambda world: FIELDS[name](world.store, id, text), world)[1] for world in worlds]
+def check_field(worlds: list[StoreSide], id: str, text: str, name: str, outcomes: Counter[str]) -> str | None:
+    found = [run_operation(lambda side: FIELDS[name](side.store, id, text), side)[1] for side in worlds]
     outcomes[found[0][0]] += 1
     if any(outcome != found[0] for outcome in found):
         return f"{name} differs: {found!r}"
@@ -161,24 +174,24 @@ def carried(worlds: list[World], id: str, text: str, name: str, outcomes: Counte
 
 @proof("B20", ci=5_000, long=1_000_000)
 def families(size: int, seed: int) -> Report:
-    """Interleavings of fork, append, clear, rewind and delete: nothing changed, orphaned or raised from the dead."""
+    """Interleavings of fork, append, clear, rewind and delete: no event changes, and no deleted session comes back."""
     failures: list[str] = []
     shares: Counter[str] = Counter()
-    with three_stores() as (memory, sqlite, postgres):
+    with open_stores() as (memory, sqlite, postgres):
         for number in range(size):
             # Most are scheduled; three in twenty are left to the real scheduler. PostgreSQL takes five times as long.
             store = postgres if number % 25 == 0 else memory if number % 5 < 2 else sqlite
             free = number % 20 in (0, 1, 2)
             shares[f"{type(store).__name__} {'free' if free else 'scheduled'}"] += 1
-            failures += family(store, f"{seed}/{number}", free=free)
+            failures += run_family(store, f"{seed}/{number}", free=free)
             if len(failures) >= ENOUGH:
                 break
     return Report(figures=", ".join(f"{count:,} {name}" for name, count in sorted(shares.items())), failures=failures)
 
 
-def family(store: Store, seed: str, *, free: bool) -> list[str]:
+def run_family(store: Store, seed: str, *, free: bool) -> list[str]:
     bound = store.for_tenant(f"family {seed}")
-    found = Family(bound, random.Random(seed)).play(seed, threads=3, steps=3, free=free)
+    found = SessionFamily(bound, random.Random(seed)).run(seed, threads=3, steps=3, free=free)
     return [f"{type(store).__name__} family {seed}{' free' if free else ''}: {complaint}" for complaint in found]
 
 
@@ -190,7 +203,7 @@ def store_faults(size: int, seed: int) -> Report:
     """A fault at every place of a client's work: all or nothing of each step, and done again it is done once."""
     failures: list[str] = []
     points: Counter[str] = Counter()
-    with directory() as home, database() as dsn:
+    with make_directory() as home, open_database() as dsn:
         pairs = [
             (SQLiteStore(home / "log.db"), SQLiteStore(home / "log.db")),
             (PostgresStore(dsn), PostgresStore(dsn)),
@@ -199,7 +212,7 @@ def store_faults(size: int, seed: int) -> Report:
         while points.total() < size and not failures:
             for faulty, observer in pairs:
                 if points.total() < size:
-                    failures += every_fault(faulty, observer, f"{seed}/{rounds}", points)
+                    failures += inject_every_fault(faulty, observer, f"{seed}/{rounds}", points)
             rounds += 1
         for pair in pairs:
             for store in pair:
@@ -207,24 +220,26 @@ def store_faults(size: int, seed: int) -> Report:
     return Report(figures=", ".join(f"{count} {name}" for name, count in points.items()), failures=failures)
 
 
-def every_fault(
+def inject_every_fault(
     faulty: Store, observer: Store, seed: str, points: Counter[str], kinds: Sequence[str] = tuple(INJECTORS)
 ) -> list[str]:
     """Each kind of fault, at each of its places."""
     failures: list[str] = []
     tenants = (f"faults {seed} {number}" for number in range(1_000_000))
-    pictures = reference(observer.for_tenant(next(tenants)), seed)
+    pictures = record_reference(observer.for_tenant(next(tenants)), seed)
     for name in kinds:
         inject = INJECTORS[name]
-        if inject is at_statements and not isinstance(faulty, SQLiteStore):
+        if inject is fail_statements and not isinstance(faulty, SQLiteStore):
             continue
         at, landed = 0, True
         while landed and len(failures) < ENOUGH:
             tenant = next(tenants)
-            shot, found = survive(faulty.for_tenant(tenant), observer.for_tenant(tenant), inject, at, seed, pictures)
-            landed, at = shot.landed is not None, at + 1
+            fault, found = work_with_fault(
+                faulty.for_tenant(tenant), observer.for_tenant(tenant), inject, at, seed, pictures
+            )
+            landed, at = fault.landed is not None, at + 1
             points[name] += landed
-            failures += [f"{type(faulty).__name__}, {name} {shot.at}, seed {seed}: {complaint}" for complaint in found]
+            failures += [f"{type(faulty).__name__}, {name} {fault.at}, seed {seed}: {complaint}" for complaint in found]
     return failures
 
 
@@ -240,14 +255,14 @@ def lost_on_the_wire(size: int, seed: int) -> Report:
             rounds = 0
             while points.total() < size and not failures:
                 script = f"{seed}/{rounds}"
-                pictures = reference(observer.for_tenant(f"wire {script}"), script, heads=True)
+                pictures = record_reference(observer.for_tenant(f"wire {script}"), script, heads=True)
                 place, fired = 0, 1
                 while fired and not failures and points.total() < size:
                     fired = 0
                     for kind in ("request", "reply"):
                         tenant = f"wire {script} {place} {kind}"
                         pair = store.for_tenant(tenant), observer.for_tenant(tenant)
-                        hits, found = lose(proxy, *pair, kind, place, script, pictures)
+                        hits, found = lose_request(proxy, *pair, kind, place, script, pictures)
                         points[kind] += hits
                         fired += hits
                         failures += [f"{kind} {place}, round {rounds}: {complaint}" for complaint in found]
@@ -256,7 +271,7 @@ def lost_on_the_wire(size: int, seed: int) -> Report:
     return Report(figures=", ".join(f"{count} lost: {name}" for name, count in points.items()), failures=failures)
 
 
-def lose(
+def lose_request(
     proxy: PostgresProxy,
     store: Store,
     observer: Store,
@@ -267,21 +282,21 @@ def lose(
 ) -> tuple[int, list[str]]:
     """Do the work; in each step the `place`-th request, or the reply to it, is lost."""
     hits = 0
-    for number, step in enumerate(Work(store, random.Random(script)).steps()):
+    for number, step in enumerate(ClientWork(store, random.Random(script)).steps()):
         before = proxy.requests_cut + proxy.replies_lost
         rule = proxy.cut_before if kind == "request" else proxy.cut_replies_after
-        rule(_nth(place), times=1)
+        rule(_match_nth(place), times=1)
         step.act()
         proxy.pass_all()
         if proxy.requests_cut + proxy.replies_lost == before:
             continue
         hits += 1
-        if picture(observer, heads=True) != pictures[number + 1]:
-            return hits, [f"{step.name!r}: {picture(observer, heads=True)} instead of {pictures[number + 1]}"]
-    return hits, unsound(observer)
+        if read_store(observer, heads=True) != pictures[number + 1]:
+            return hits, [f"{step.name!r}: {read_store(observer, heads=True)} instead of {pictures[number + 1]}"]
+    return hits, find_unsound(observer)
 
 
-def _nth(place: int) -> Callable[[bytes], bool]:
+def _match_nth(place: int) -> Callable[[bytes], bool]:
     seen = -1
 
     def matches(request: bytes) -> bool:

@@ -35,14 +35,26 @@ def mutant(name: str, detector: str, *edits: tuple[str, str, str]) -> Mutant:
 
 
 MUTANTS = (
-    mutant("no fence", "game", ("stores.append", "asked.epoch is not None and asked.epoch != epoch", "False")),
-    mutant("no head check", "game", ("stores.append", "is not None and asked.expected != before.head", "is ...")),
-    mutant("no key check", "game", ("stores.sqlite", "if asked.idempotency_key is not None:", "if False:")),
-    mutant("a key taken for other content", "game", ("stores.append", "if not same:", "if False:")),
-    mutant("a lease that anybody may take", "game", ("stores.append", "lease is not None and lease.is_alive", "False")),
+    mutant(
+        "no fence", "random operations", ("stores.append", "asked.epoch is not None and asked.epoch != epoch", "False")
+    ),
+    mutant(
+        "no head check",
+        "random operations",
+        ("stores.append", "is not None and asked.expected != before.head", "is ..."),
+    ),
+    mutant(
+        "no key check", "random operations", ("stores.sqlite", "if asked.idempotency_key is not None:", "if False:")
+    ),
+    mutant("a key taken for other content", "random operations", ("stores.append", "if not same:", "if False:")),
+    mutant(
+        "a lease that any process may take",
+        "random operations",
+        ("stores.append", "lease is not None and lease.is_alive", "False"),
+    ),
     mutant(
         "acknowledged before COMMIT",
-        "power",
+        "power loss",
         ("stores.sqlite_connections", 'db.execute("COMMIT")\n                crashpoint', "crashpoint"),
         (
             "stores.sqlite_connections",
@@ -50,11 +62,11 @@ MUTANTS = (
             'db.in_transaction and db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE")\n            try',
         ),
     ),
-    mutant("NORMAL instead of FULL", "power", ("stores.sqlite_connections", "synchronous=FULL", "synchronous=NORMAL")),
     mutant(
-        "tenants not told apart", "tenants", ("stores.statements", "WHERE l.tenant = ?", "WHERE (1=1 OR l.tenant = ?)")
+        "NORMAL instead of FULL", "power loss", ("stores.sqlite_connections", "synchronous=FULL", "synchronous=NORMAL")
     ),
-    mutant("tenants not told apart in lists", "tenants", ("stores.sql_reads", '["s.tenant = ?"]', '["s.tenant <> ?"]')),
+    mutant("tenants mixed", "tenants", ("stores.statements", "WHERE l.tenant = ?", "WHERE (1=1 OR l.tenant = ?)")),
+    mutant("tenants mixed in lists", "tenants", ("stores.sql_reads", '["s.tenant = ?"]', '["s.tenant <> ?"]')),
     mutant(
         "a chain without links",
         "tampering",
@@ -64,32 +76,40 @@ MUTANTS = (
     mutant("the same salt for all", "salts", ("stores.append", "salts=random(", "salts=bytes(")),
     mutant(
         "a fork that sees what its parent did later",
-        "game",
+        "random operations",
         ("stores.base", "lo, hi = max(first, start), min(last, end)", "lo, hi = max(first, start), last"),
     ),
-    mutant("a rewind that forgets the state", "game", ("session.history", '"state": changed', '"state": {}')),
     mutant(
-        "half of a refused job kept", "group", ("stores.sqlite_connections", 'db.execute("ROLLBACK TO job")', "pass")
+        "a rewind that forgets the state", "random operations", ("session.history", '"state": changed', '"state": {}')
+    ),
+    mutant(
+        "half of a refused job kept",
+        "group commit",
+        ("stores.sqlite_connections", 'db.execute("ROLLBACK TO job")', "pass"),
     ),
     mutant(
         "one broken job breaks the others",
-        "group",
+        "group commit",
         ("stores.sqlite_connections", "job.run(db)\n        except Exception", "job.run(db)\n        except KeyError"),
     ),
-    mutant("a view that is not folded", "game", ("stores.append", "folded.apply(row.seq", "(lambda *_: None)(row.seq")),
+    mutant(
+        "a view that is not folded",
+        "random operations",
+        ("stores.append", "folded.apply(row.seq", "(lambda *_: None)(row.seq"),
+    ),
     mutant(
         "PostgreSQL appends without looking at the head",
-        "rivals",
+        "two stores",
         ("stores.postgres_statements", "AND head = ? AND epoch = ?", "AND ?::bigint > 0 AND ?::bigint >= 0"),
     ),
     mutant(
         "PostgreSQL refuses from what it remembers",
-        "rivals",
+        "two stores",
         ("stores.postgres", "except AgentError:", "except KeyError:"),
     ),
     mutant(
         "a lost answer is taken for a lost request",
-        "wire",
+        "lost requests",
         ("stores.postgres", "found is not None and found[0] == batch.rows[-1].hash", "False"),
     ),
     mutant(
@@ -105,7 +125,7 @@ MUTANTS = (
         ("stores.sql_store", "if db.execute(self.sql.HAS_READER, (number,)).fetchone() is not None:", "if False:"),
     ),
     mutant(
-        "late appends raise the dead",
+        "an append brings a deleted session back",
         "families",
         (
             "stores.statements",
@@ -113,23 +133,27 @@ MUTANTS = (
             ' HEAD = _HEAD + " WHERE log = ?"',
         ),
     ),
-    mutant("cleared messages come back", "game", ("log.view", "turn.mixed = True\n        elif", "pass\n        elif")),
+    mutant(
+        "cleared messages come back",
+        "random operations",
+        ("log.view", "turn.mixed = True\n        elif", "pass\n        elif"),
+    ),
     mutant(
         "messages added in a turn stand in it",
-        "game",
+        "random operations",
         ("log.view", "append_seq(turn.outside_messages, seq)", "append_seq(turn.own_messages, seq)"),
     ),
-    mutant("a failed turn stays in the messages", "game", ("log.view", "kept=False)", "kept=True)")),
+    mutant("a failed turn stays in the messages", "random operations", ("log.view", "kept=False)", "kept=True)")),
     mutant(
         "marks that miss outside messages",
         "rebuild",
         ("stores.append", "or (busy and draft.type in MESSAGE_TYPES)", ""),
     ),
     mutant("names that a rewind does not move", "rebuild", ("log.named_values", '== "view.rewound":', '== "never":')),
-    mutant("NaN is JSON", "text", ("log.codec", "value != value or", "False and")),
+    mutant("NaN is JSON", "hostile text", ("log.codec", "value != value or", "False and")),
     mutant(
         "text cut at NUL",
-        "text",
+        "hostile text",
         (
             "log.codec",
             "return orjson.loads(data)",
@@ -149,7 +173,7 @@ MUTANTS = (
         "a key that is not remembered", "faults", ("stores.sql_store", "if batch.idempotency is not None:", "if False:")
     ),
     mutant(
-        "memory hands out its own",
+        "the memory store hands out its own objects",
         "copies",
         ("stores.memory", "copy.deepcopy(", "("),
         ("stores.memory_reads", "copy.deepcopy(", "("),
@@ -187,14 +211,16 @@ MUTANTS = (
             'if False:\n        raise SessionHeld("erase"',
         ),
     ),
-    mutant("immutable is but a word", "guards", ("stores.append", "return view.immutable and (", "return False and (")),
+    mutant(
+        "immutable is not enforced", "guards", ("stores.append", "return view.immutable and (", "return False and (")
+    ),
     mutant(
         "an immutable session can be kept for less",
         "guards",
         ("stores.append", 'if shorter or not draft.data.get("immutable"):', "if False:"),
     ),
     mutant(
-        "the sweep purges what was used meanwhile",
+        "the sweep purges a session used since it looked",
         "guards",
         ("worker.sweep", "store.remove(log.kind, log.id, expected=head.head)", "store.remove(log.kind, log.id)"),
     ),
@@ -209,40 +235,44 @@ MUTANTS = (
         ),
     ),
     mutant(
-        "nobody vouches for what is left",
-        "audit",
+        "no record covers the remains of an erased event",
+        "altered logs",
         ("log.chain", 'if digest_tombstones(own) != data.get("tombs"):', "if False:"),
     ),
-    mutant("token counts are believed", "audit", ("log.chain", "if row.tokens != tokens:", "if False:")),
+    mutant("token counts are believed", "altered logs", ("log.chain", "if row.tokens != tokens:", "if False:")),
     mutant(
         "attached bytes are believed",
-        "audit",
+        "altered logs",
         ("stores.verification", "if not _has_blob(store, log, digest):", "if False:"),
     ),
-    mutant("events may stand behind the head", "audit", ("stores.verification", "if beyond and", "if False and")),
+    mutant(
+        "events may stand behind the head", "altered logs", ("stores.verification", "if beyond and", "if False and")
+    ),
     mutant(
         "a sealed payload opens anywhere",
-        "sealed",
+        "sealed payloads",
         ("stores.encrypted_rows", "key.seal(row.body, event_context(number, row.seq))", 'key.seal(row.body, b"")'),
         ("stores.encrypted_rows", "key.open(row.body, event_context(number, row.seq))", 'key.open(row.body, b"")'),
     ),
     mutant(
         "the old master key still opens the store",
-        "sealed",
+        "sealed payloads",
         ("stores.sql_store", "db.execute(self.sql.SET_MASTER, (rotation.fingerprint,))", "pass"),
     ),
     mutant(
         "redacted words stay in the index",
-        "remains",
+        "remains of redaction",
         ("stores.sqlite", "self._forget_words(db, number, [seq for seq, _ in tombstones])", "pass"),
     ),
     mutant(
         "a digest of what was redacted stays",
-        "remains",
+        "remains of redaction",
         ("stores.sqlite", "db.executemany(SQL.CLEAR_ONCE_DIGEST,", "(lambda *_: None)(SQL.CLEAR_ONCE_DIGEST,"),
     ),
     mutant(
-        "freed pages keep their text", "remains", ("stores.sqlite_connections", "secure_delete=ON", "secure_delete=OFF")
+        "freed pages keep their text",
+        "remains of redaction",
+        ("stores.sqlite_connections", "secure_delete=ON", "secure_delete=OFF"),
     ),
     mutant(
         "summaries keep what was redacted",
@@ -268,11 +298,13 @@ MUTANTS = (
         ("policy.pruning", "if newest_orphan is None:\n        return", "if True:\n        return"),
     ),
     mutant(
-        "a summary that nobody sees", "histories", ("log.view", "self.ranges.insert(place, [seq - 1, seq - 1])", "pass")
+        "a summary that is not visible",
+        "histories",
+        ("log.view", "self.ranges.insert(place, [seq - 1, seq - 1])", "pass"),
     ),
     mutant(
         "a prompt that is too long is sent for ever",
-        "too long",
+        "long prompts",
         ("turn.drivers", "for may_retry in (True, False):", "for may_retry in iter(lambda: True, None):"),
     ),
     mutant(
@@ -308,7 +340,9 @@ MUTANTS = (
             'elif type == "run.dropped":\n            pass',
         ),
     ),
-    mutant("what may not wait waits", "queues", ("log.view", 'if mode == "reject" and (', "if False and (")),
+    mutant(
+        "a message that may not wait is queued", "queues", ("log.view", 'if mode == "reject" and (', "if False and (")
+    ),
     mutant("an interrupt waits like the rest", "queues", ("log.view", 'if mode == "interrupt" else', "if False else")),
     mutant(
         "a key names another run each time",
@@ -321,7 +355,7 @@ MUTANTS = (
     ),
     mutant(
         "a cancelled turn may go on writing",
-        "cancelling",
+        "cancellations",
         ("worker.admission", 'fence = {"epoch": head.epoch, "claim": claim, "release": True}', "fence = {}"),
     ),
     mutant(
@@ -336,110 +370,112 @@ MUTANTS = (
     ),
     mutant(
         "deltas come before their event",
-        "telling",
+        "tails",
         ("worker.feed", "if message.after > self.last or self._early_deltas:", "if False:"),
     ),
     mutant(
         "Last-Event-ID is not looked at",
-        "telling",
+        "tails",
         ("server.event_stream", "if text is None or not text.strip():", "if True:"),
     ),
     mutant(
-        "the last event is told again",
-        "telling",
+        "the last event is sent again",
+        "tails",
         ("server.event_stream", "(item.seq, item.n) <= (seq, n)", "(item.seq, item.n) < (seq, n)"),
         ("server.event_stream", "(item.seq, item.n) > (seq, n)", "(item.seq, item.n) >= (seq, n)"),
     ),
     mutant(
-        "one who comes from another server is told again",
-        "telling",
+        "a reader from another server gets events again",
+        "tails",
         ("server.event_stream", "if items[0].seq <= seq:", "if False:"),
     ),
     mutant(
-        "a reply is told again in silence",
+        "a reply is sent again without a start",
         "cut streams",
         ("server.event_stream", "if self._delta_count or not self._has_all_deltas or not self.has_begun:", "if False:"),
     ),
     mutant(
-        "deltas are told again in silence",
+        "deltas are sent again without a start",
         "cut streams",
         ("server.event_stream", "if not self._delta_count and not self.has_begun:", "if False:"),
     ),
     mutant(
         "any Host will do",
-        "pages",
+        "browsers",
         ("server.http.origins", "found is None or found[0] not in self._names", "found is None"),
     ),
     mutant(
-        "any Origin will do", "pages", ("server.http.origins", "if not is_configured and (len(", "if False and (len(")
+        "any Origin will do",
+        "browsers",
+        ("server.http.origins", "if not is_configured and (len(", "if False and (len("),
     ),
-    mutant("any site will do", "pages", ("server.http.origins", "sites is not None and not is_configured", "False")),
-    mutant("a form is taken for JSON", "pages", ("server.http.middleware", "and not _is_json(kinds)", "and False")),
+    mutant("any site will do", "browsers", ("server.http.origins", "sites is not None and not is_configured", "False")),
+    mutant("a form is taken for JSON", "browsers", ("server.http.middleware", "and not _is_json(kinds)", "and False")),
     mutant(
         "a key opens every tenant",
-        "strangers",
+        "callers",
         ("server.auth", "store=self._store.for_tenant(info.tenant)", "store=self._store"),
     ),
     mutant(
         "a session is open to all users",
-        "strangers",
+        "callers",
         ("server.auth", "if self.user is not None and session.user_id != self.user:", "if False:"),
     ),
     mutant(
-        "a list shows everybody's",
-        "strangers",
+        "a list shows the sessions of all users",
+        "callers",
         ("server.routes.sessions", "owner = caller.resolve_owner(check_owner(", "owner = (check_owner("),
     ),
     mutant(
-        "anybody's session can be compared with",
-        "strangers",
+        "a session of another user can be compared with",
+        "callers",
         (
             "server.routes.forks",
             ".compare(caller.open_session(other))",
             ".compare(type(caller.open_session(session_id)).open(other, store=caller.store))",
         ),
     ),
-    mutant("a revoked key works", "strangers", ("server.api_keys", "return self.revoked_at is None and (", "return (")),
-    mutant("an expired key works", "strangers", ("server.api_keys", "or now < self.expires_at)", "or True)")),
+    mutant("a revoked key works", "callers", ("server.api_keys", "return self.revoked_at is None and (", "return (")),
+    mutant("an expired key works", "callers", ("server.api_keys", "or now < self.expires_at)", "or True)")),
     mutant(
         "half a key is enough",
-        "strangers",
+        "callers",
         ("server.api_keys", "return info if hmac.compare_digest(", "return info if True or hmac.compare_digest("),
     ),
     mutant(
-        "who may read may write",
-        "strangers",
+        "a read key may write",
+        "callers",
         ("server.auth", "return ROLES.index(self.role)", 'return self.role == "read" or ROLES.index(self.role)'),
     ),
-    mutant("everybody runs the server", "strangers", ("server.auth", "if not caller.is_operator:", "if False:")),
+    mutant("every key may operate the server", "callers", ("server.auth", "if not caller.is_operator:", "if False:")),
     mutant(
         "two users share their keys for requests",
-        "strangers",
+        "callers",
         ("server.idempotency", "codec.encode([caller.user, ", "codec.encode([None, "),
     ),
     mutant(
-        "what all share is anybody's to write",
-        "strangers",
+        "every user may write shared state",
+        "callers",
         ("server.routes.state", 'if scope == "app" and caller.user is not None', "if False"),
     ),
     mutant(
         "a route is open unless it is closed",
-        "holes",
+        "unguarded routes",
         ("server.http.strict_routes", "if permission is None:", "if False:"),
     ),
     mutant(
         "a session works wherever it likes",
-        "jail",
+        "work roots",
         ("server.new_resources", "if real is None or not any(", "if real is None or False and not any("),
     ),
     mutant(
         "a head may come for ever",
-        "patience",
+        "slow clients",
         ("server.http.header_limits", "self._timer = self.loop.call_later(HEAD_SECONDS, self._on_timeout)", "pass"),
     ),
     mutant(
         "a head may be as long as it likes",
-        "patience",
+        "slow clients",
         ("server.http.header_limits", "if self._size > MAX_HEAD_BYTES:", "if False:"),
         ("server.http.header_limits", "if self._parsed_size > MAX_HEAD_BYTES:", "if False:"),
     ),
@@ -449,7 +485,7 @@ MUTANTS = (
         "flows",
         ("turn.flow_loop", "progress is not None and progress.end_status", "False"),
     ),
-    mutant("a call of an agent is nobody's", "flows", ("agent_base", "idempotent=True, timeout", "timeout")),
+    mutant("a call of an agent has no owner", "flows", ("agent_base", "idempotent=True, timeout", "timeout")),
     mutant(
         "a called agent has another session each time",
         "flows",
@@ -464,7 +500,7 @@ MUTANTS = (
     mutant("branches see each other", "branches", ("turn.progress", "is_within(path, outer_path(branch))", "False")),
     mutant("calls share their ids", "branches", ("turn.agent_loop", "and not used.intersection(new_ids)", "")),
     mutant(
-        "whoever is late writes all the same",
+        "a late agent may still write",
         "branches",
         ("turn.runtime", "if self._is_over or self._is_halted(path):", "if False:"),
         ("turn.agent_runtime", "if self.batch is not None:", "if False:"),
@@ -477,17 +513,23 @@ MUTANTS = (
         "handoffs",
         ("log.view", 'turn.active = data.get("active", turn.active)', 'self.active = data.get("active")'),
     ),
-    mutant("the conversation is nobody's", "handoffs", ("log.view", "turn.active or self.active", "self.active")),
-    mutant("a router forgets", "handoffs", ("turn.flow_loop", "if position.owner is not None:", "if False:")),
+    mutant(
+        "the conversation has no active agent", "handoffs", ("log.view", "turn.active or self.active", "self.active")
+    ),
+    mutant(
+        "a router forgets the chosen agent",
+        "handoffs",
+        ("turn.flow_loop", "if position.owner is not None:", "if False:"),
+    ),
     mutant(
         "a called agent has a budget of its own",
-        "called",
+        "budgets",
         ("turn.runtime", "if self._caller_budget is not None:", "if False:"),
     ),
-    mutant("two take the last call", "called", ("turn.runtime", '{"steps": under_way}', "{}")),
+    mutant("two take the last call", "budgets", ("turn.runtime", '{"steps": under_way}', "{}")),
     mutant(
         "a condition is the wrong way round",
-        "rounds",
+        "loops",
         (
             "turn.flow_loop",
             "if not (yield CallUserFunction(_bind_condition",

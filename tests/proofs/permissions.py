@@ -1,4 +1,4 @@
-"""B13: every route, asked by everybody for everything. Nobody is told, and nobody changes, what is another's.
+"""B13: every caller asks every route for every id. No caller reads or changes what another user owns.
 
 `CALLS` says how each route is asked so that it says yes; a route that is not there fails the proof. In a call `$name`
 stands for an id: the caller's own, a foreign one or one that there is not, and the answers to the last two must be the
@@ -22,21 +22,21 @@ from fastapi.routing import iter_route_contexts
 from holdfast import Session
 from holdfast.server.auth import permission_of
 from tests.proofs import Report, proof
-from tests.proofs.crashes import scratch
+from tests.proofs.crashes import make_scratch_directory
 from tests.proofs.secured_server import (
     COMMON,
     OWNERS,
     STORED,
     Answer,
     Caller,
-    House,
     Owner,
     Principal,
-    Room,
-    canary,
-    census,
-    only_in,
-    room,
+    SecuredServer,
+    SessionIds,
+    create_session,
+    dump_store,
+    make_canary,
+    name_tenant_agent,
     store_agent,
 )
 
@@ -56,89 +56,95 @@ class Call:
     refuses: bool = False  # there is nothing it says yes to
 
 
-def _call(body: Any = None, **more: Any) -> Call:
+def _make_call(body: Any = None, **more: Any) -> Call:
     return Call(body=body, **more)
 
 
-def _wait(session: Session) -> None:
+def _start_waiting_turn(session: Session) -> None:
     session.run("spend a little")
 
 
-def _decide(session: Session) -> None:
+def _approve_waiting_call(session: Session) -> None:
     session.run("spend a little")
     session.approve(session.pending[0].call_id)
 
 
 CALLS: dict[str, Call] = {
-    "GET /health": _call(),
-    "GET /ready": _call(),
-    "GET /metrics": _call(),
-    "GET /": _call(),
-    "GET /openapi.json": _call(),
-    "GET /tools": _call(),
-    "POST /agents": _call({"id": "$new", "provider": "echo"}),
-    "GET /agents": _call(),
-    "GET /agents/{agent_id}": _call(),
-    "PUT /agents/{agent_id}": _call({"provider": "echo"}),
-    "DELETE /agents/{agent_id}": _call(),
-    "POST /sessions": _call({"id": "$new", "user_id": "$user"}),
-    "GET /sessions": _call(query={"user_id": "$user", "after": "$other"}),
-    "GET /sessions/{session_id}": _call(),
-    "PUT /sessions/{session_id}": _call({"title": "another"}),
-    "DELETE /sessions/{session_id}": _call(),
-    "POST /sessions/{session_id}/pause": _call({"actor": "$user"}),
-    "POST /sessions/{session_id}/close": _call({"actor": "$user"}),
-    "POST /sessions/{session_id}/archive": _call({"actor": "$user"}),
-    "POST /sessions/{session_id}/reopen": _call({"actor": "$user"}, prepare=Session.close),
-    "GET /sessions/{session_id}/history": _call(),
-    "POST /sessions/{session_id}/messages": _call({"messages": [{"role": "user", "content": "more"}]}),
-    "POST /sessions/{session_id}/clear": _call({"actor": "$user"}),
-    "POST /sessions/{session_id}/rewind": _call({"to": 2, "actor": "$user"}),
-    "GET /sessions/{session_id}/search": _call(query={"q": "said"}),
-    "POST /sessions/{session_id}/prune": _call({"strategy": "keep_last_1", "agent_id": "$agent", "actor": "$user"}),
-    "POST /sessions/{session_id}/undo_prune": _call({"actor": "$user"}),
-    "GET /sessions/{session_id}/context": _call(query={"agent_id": "$agent"}),
-    "POST /sessions/{session_id}/fork": _call({"id": "$new"}),
-    "GET /sessions/{session_id}/forks": _call(),
-    "GET /sessions/{session_id}/compare": _call(query={"with": "$other"}),
-    "POST /sessions/{session_id}/replay": _call({"agent_id": "$agent"}),
-    "GET /sessions/{session_id}/brief": _call(),
-    "POST /sessions/{session_id}/successor": _call({"id": "$new"}),
-    "GET /sessions/{session_id}/state": _call(),
-    "GET /sessions/{session_id}/state/{name:path}": _call(),
-    "PUT /sessions/{session_id}/state/{name:path}": _call({"value": 1}),
-    "DELETE /sessions/{session_id}/state/{name:path}": _call(),
-    "GET /sessions/{session_id}/facts": _call(),
-    "POST /sessions/{session_id}/facts": _call({"text": "more"}),
-    "PUT /sessions/{session_id}/facts/{fact_id}": _call({"status": "done"}),
-    "DELETE /sessions/{session_id}/facts/{fact_id}": _call(),
-    "GET /memory": _call(query={"user_id": "$user"}),
-    "GET /memory/{key:path}": _call(query={"user_id": "$user"}),
-    "PUT /memory/{key:path}": _call({"text": "more"}, query={"user_id": "$user"}),
-    "DELETE /memory/{key:path}": _call(query={"user_id": "$user"}),
-    "POST /memory/search": _call({"query": "memory more", "user_id": "$user"}),
-    "POST /sessions/{session_id}/memory": _call({}),
-    "GET /sessions/{session_id}/approvals": _call(),
-    "POST /sessions/{session_id}/approvals/{call_id:path}": _call({"approved": True, "actor": "$user"}, prepare=_wait),
-    "GET /sessions/{session_id}/unfinished": _call(),
-    "GET /sessions/{session_id}/usage": _call(),
-    "GET /sessions/{session_id}/export": _call(),
-    "POST /sessions/import": _call({"data": "$export", "id": "$new", "user_id": "$user"}),
-    "GET /sessions/{session_id}/verify": _call(),
-    "GET /sessions/{session_id}/document": _call(),
-    "POST /sessions/{session_id}/redact": _call({"seq": "$seq", "reason": "asked for", "actor": "$user"}),
-    "POST /sessions/{session_id}/hold": _call({"reason": "asked for", "actor": "$user"}),
-    "POST /sessions/{session_id}/release": _call({"actor": "$user"}, prepare=lambda session: session.hold("court")),
-    "POST /sessions/{session_id}/erase": _call({"reason": "asked for", "actor": "$user"}),
-    "POST /sessions/{session_id}/message": _call({"agent_id": "$agent", "message": "hello"}),
-    "POST /sessions/{session_id}/message/stream": _call({"agent_id": "$agent", "message": "hello"}),
-    "POST /sessions/{session_id}/resume": _call({"agent_id": "$agent"}, prepare=_decide),
-    "POST /sessions/{session_id}/resume/stream": _call({"agent_id": "$agent"}, prepare=_decide),
-    "POST /sessions/{session_id}/retry": _call({"agent_id": "$agent", "actor": "$user"}),
-    "GET /sessions/{session_id}/events": _call(),
-    "GET /sessions/{session_id}/runs": _call(),
-    "GET /sessions/{session_id}/runs/{run_id}": _call(),
-    "POST /sessions/{session_id}/runs/{run_id}/cancel": _call({}),
+    "GET /health": _make_call(),
+    "GET /ready": _make_call(),
+    "GET /metrics": _make_call(),
+    "GET /": _make_call(),
+    "GET /openapi.json": _make_call(),
+    "GET /tools": _make_call(),
+    "POST /agents": _make_call({"id": "$new", "provider": "echo"}),
+    "GET /agents": _make_call(),
+    "GET /agents/{agent_id}": _make_call(),
+    "PUT /agents/{agent_id}": _make_call({"provider": "echo"}),
+    "DELETE /agents/{agent_id}": _make_call(),
+    "POST /sessions": _make_call({"id": "$new", "user_id": "$user"}),
+    "GET /sessions": _make_call(query={"user_id": "$user", "after": "$other"}),
+    "GET /sessions/{session_id}": _make_call(),
+    "PUT /sessions/{session_id}": _make_call({"title": "another"}),
+    "DELETE /sessions/{session_id}": _make_call(),
+    "POST /sessions/{session_id}/pause": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/close": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/archive": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/reopen": _make_call({"actor": "$user"}, prepare=Session.close),
+    "GET /sessions/{session_id}/history": _make_call(),
+    "POST /sessions/{session_id}/messages": _make_call({"messages": [{"role": "user", "content": "more"}]}),
+    "POST /sessions/{session_id}/clear": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/rewind": _make_call({"to": 2, "actor": "$user"}),
+    "GET /sessions/{session_id}/search": _make_call(query={"q": "said"}),
+    "POST /sessions/{session_id}/prune": _make_call(
+        {"strategy": "keep_last_1", "agent_id": "$agent", "actor": "$user"}
+    ),
+    "POST /sessions/{session_id}/undo_prune": _make_call({"actor": "$user"}),
+    "GET /sessions/{session_id}/context": _make_call(query={"agent_id": "$agent"}),
+    "POST /sessions/{session_id}/fork": _make_call({"id": "$new"}),
+    "GET /sessions/{session_id}/forks": _make_call(),
+    "GET /sessions/{session_id}/compare": _make_call(query={"with": "$other"}),
+    "POST /sessions/{session_id}/replay": _make_call({"agent_id": "$agent"}),
+    "GET /sessions/{session_id}/brief": _make_call(),
+    "POST /sessions/{session_id}/successor": _make_call({"id": "$new"}),
+    "GET /sessions/{session_id}/state": _make_call(),
+    "GET /sessions/{session_id}/state/{name:path}": _make_call(),
+    "PUT /sessions/{session_id}/state/{name:path}": _make_call({"value": 1}),
+    "DELETE /sessions/{session_id}/state/{name:path}": _make_call(),
+    "GET /sessions/{session_id}/facts": _make_call(),
+    "POST /sessions/{session_id}/facts": _make_call({"text": "more"}),
+    "PUT /sessions/{session_id}/facts/{fact_id}": _make_call({"status": "done"}),
+    "DELETE /sessions/{session_id}/facts/{fact_id}": _make_call(),
+    "GET /memory": _make_call(query={"user_id": "$user"}),
+    "GET /memory/{key:path}": _make_call(query={"user_id": "$user"}),
+    "PUT /memory/{key:path}": _make_call({"text": "more"}, query={"user_id": "$user"}),
+    "DELETE /memory/{key:path}": _make_call(query={"user_id": "$user"}),
+    "POST /memory/search": _make_call({"query": "memory more", "user_id": "$user"}),
+    "POST /sessions/{session_id}/memory": _make_call({}),
+    "GET /sessions/{session_id}/approvals": _make_call(),
+    "POST /sessions/{session_id}/approvals/{call_id:path}": _make_call(
+        {"approved": True, "actor": "$user"}, prepare=_start_waiting_turn
+    ),
+    "GET /sessions/{session_id}/unfinished": _make_call(),
+    "GET /sessions/{session_id}/usage": _make_call(),
+    "GET /sessions/{session_id}/export": _make_call(),
+    "POST /sessions/import": _make_call({"data": "$export", "id": "$new", "user_id": "$user"}),
+    "GET /sessions/{session_id}/verify": _make_call(),
+    "GET /sessions/{session_id}/document": _make_call(),
+    "POST /sessions/{session_id}/redact": _make_call({"seq": "$seq", "reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/hold": _make_call({"reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/release": _make_call(
+        {"actor": "$user"}, prepare=lambda session: session.hold("court")
+    ),
+    "POST /sessions/{session_id}/erase": _make_call({"reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/message": _make_call({"agent_id": "$agent", "message": "hello"}),
+    "POST /sessions/{session_id}/message/stream": _make_call({"agent_id": "$agent", "message": "hello"}),
+    "POST /sessions/{session_id}/resume": _make_call({"agent_id": "$agent"}, prepare=_approve_waiting_call),
+    "POST /sessions/{session_id}/resume/stream": _make_call({"agent_id": "$agent"}, prepare=_approve_waiting_call),
+    "POST /sessions/{session_id}/retry": _make_call({"agent_id": "$agent", "actor": "$user"}),
+    "GET /sessions/{session_id}/events": _make_call(),
+    "GET /sessions/{session_id}/runs": _make_call(),
+    "GET /sessions/{session_id}/runs/{run_id}": _make_call(),
+    "POST /sessions/{session_id}/runs/{run_id}/cancel": _make_call({}),
 }
 STREAMED = "GET /sessions/{session_id}/events"  # asked for as JSON and as a stream
 _IN_PATH = {
@@ -181,7 +187,7 @@ class Route:
     def changes(self) -> bool:
         return self.method != "GET"
 
-    def filled(self, values: dict[str, Any]) -> tuple[str, Any]:
+    def fill_in(self, values: dict[str, Any]) -> tuple[str, Any]:
         """The address and the body."""
         target = _PARAMETER.sub(lambda match: quote(str(values[_IN_PATH[match.group(1)]]), safe=""), self.path)
         query = {name: values.get(value, value) for name, value in self.call.query.items()}
@@ -195,7 +201,7 @@ class Route:
         return target, body
 
 
-def routes(app: FastAPI) -> tuple[list[Route], list[str]]:
+def list_routes(app: FastAPI) -> tuple[list[Route], list[str]]:
     """Every route with its call, and what is wrong with the list."""
     found, wrong = [], []
     for each in iter_route_contexts(app.routes):
@@ -212,48 +218,48 @@ def routes(app: FastAPI) -> tuple[list[Route], list[str]]:
     return found, wrong + [f"{name} has a case, and is no route any more" for name in sorted(gone)]
 
 
-class Attack:
-    """Everybody asks for everything. Complaints gather in `failures`."""
+class PermissionAttack:
+    """Every caller asks every route. Complaints are in `failures`."""
 
-    def __init__(self, house: House, rng: random.Random, *, enough: int = ENOUGH) -> None:
-        self.house, self.rng, self.enough = house, rng, enough
-        self.routes, self.failures = routes(house.app)
+    def __init__(self, server: SecuredServer, rng: random.Random, *, enough: int = ENOUGH) -> None:
+        self.server, self.rng, self.enough = server, rng, enough
+        self.routes, self.failures = list_routes(server.app)
         self.cases = 0
         self._complained: set[tuple[str, ...]] = set()
         self.answered: Counter[str] = Counter()  # by route: how often it said yes
         self._numbers = count()
-        self._pools: dict[Owner, list[Room]] = {}
-        owners = {(who.tenant, who.user) for who in house.furniture.principals.values()}
-        self._exports = {owner: self._exported(owner) for owner in owners}
+        self._pools: dict[Owner, list[SessionIds]] = {}
+        owners = {(who.tenant, who.user) for who in server.contents.principals.values()}
+        self._exports = {owner: self._make_export(owner) for owner in owners}
         self._known: dict[tuple[str, ...], tuple[int, str]] = {}
 
     # -- what is asked for ----------------------------------------------------------------------------------------
 
-    def fresh(self, who: Principal, prepare: Callable[[Session], object] | None = None) -> Room:
+    def make_session(self, who: Principal, prepare: Callable[[Session], object] | None = None) -> SessionIds:
         """A session of theirs that may be spoiled."""
-        store = self.house.store.for_tenant(who.tenant)
-        made = room(store, f"fresh-{next(self._numbers)}", who.user, alone=True)
+        store = self.server.store.for_tenant(who.tenant)
+        made = create_session(store, f"fresh-{next(self._numbers)}", who.user, alone=True)
         if prepare is None:
             return made
-        session = Session.open(made.id, store=store, agent=self.house.server.catalog.find(store, "helper"))
+        session = Session.open(made.id, store=store, agent=self.server.server.catalog.find(store, "helper"))
         prepare(session)
         call_id = session.pending[0].call_id if session.pending else ""
-        return Room(id=made.id, fact_id=made.fact_id, run_id=made.run_id, call_id=call_id, seq=made.seq)
+        return SessionIds(id=made.id, fact_id=made.fact_id, run_id=made.run_id, call_id=call_id, seq=made.seq)
 
-    def pooled(self, who: Principal) -> Room:
+    def choose_pooled_session(self, who: Principal) -> SessionIds:
         """A session of theirs that others of the same owner spoil as well, and now and then a new one."""
         pool = self._pools.setdefault((who.tenant, who.user), [])
         if len(pool) < 4 or self.rng.random() < 0.02:
-            pool.append(self.fresh(who, self.rng.choice([None, _wait])))
+            pool.append(self.make_session(who, self.rng.choice([None, _start_waiting_turn])))
             del pool[:-4]
         return self.rng.choice(pool)
 
-    def own(self, who: Principal, route: Route, mine: Room) -> dict[str, Any]:
+    def list_own_values(self, who: Principal, route: Route, mine: SessionIds) -> dict[str, Any]:
         """What `$name` stands for when all is theirs."""
         agent = STORED
         if route.changes and "{agent_id}" in route.path and who.may("admin"):
             agent = f"agent-{next(self._numbers)}"
-            store_agent(self.house.store.for_tenant(who.tenant), agent)
+            store_agent(self.server.store.for_tenant(who.tenant), agent)
         found = {
             "$session": mine.id,
             "$other": mine.id,
@@ -272,33 +278,35 @@ class Attack:
             found["$export"] = self._exports[who.tenant, who.user]
         return found
 
-    def _exported(self, owner: Owner) -> str:
+    def _make_export(self, owner: Owner) -> str:
         """Something that an owner may import."""
-        store = self.house.store.for_tenant(owner[0])
-        made = room(store, f"exported-{next(self._numbers)}", owner[1], alone=True)
+        store = self.server.store.for_tenant(owner[0])
+        made = create_session(store, f"exported-{next(self._numbers)}", owner[1], alone=True)
         return Session.open(made.id, store=store).export()
 
     def foreign(self, who: Principal, place: str) -> list[str]:
         """Ids of this kind that are there, but not for them."""
-        rooms = [each for owner in OWNERS if not who.owns(owner) for each in self.house.furniture.rooms[owner][:1]]
+        sessions = [
+            each for owner in OWNERS if not who.owns(owner) for each in self.server.contents.sessions[owner][:1]
+        ]
         if place in ("$session", "$other"):
-            return [each.id for each in rooms if each.id != COMMON and not self._has(who, each.id)]
+            return [each.id for each in sessions if each.id != COMMON and not self._has(who, each.id)]
         if place in ("$mine", "$agent"):
-            return [only_in(tenant) for tenant in ("", "acme", "evil") if tenant != who.tenant]
+            return [name_tenant_agent(tenant) for tenant in ("", "acme", "evil") if tenant != who.tenant]
         if place == "$user":
             return ["bob" if who.user == "alice" else "alice"] if who.user or who.tenant != "acme" else []
         kinds = {"$fact": "fact_id", "$run": "run_id", "$call": "call_id"}
-        return [getattr(each, kinds[place]) for each in rooms] if place in kinds else []
+        return [getattr(each, kinds[place]) for each in sessions] if place in kinds else []
 
     def _has(self, who: Principal, id: str) -> bool:
         """Whether a session of this name is theirs as well: names are counted in each tenant."""
         owners = [owner for owner in OWNERS if who.owns(owner)]
-        return any(each.id == id for owner in owners for each in self.house.furniture.rooms[owner])
+        return any(each.id == id for owner in owners for each in self.server.contents.sessions[owner])
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
     def complain(self, kind: str, route: Route, text: str) -> None:
-        """Once of each kind and route: the first tells enough."""
+        """Record the first complaint of each kind and route."""
         if (kind, route.name) not in self._complained:
             self._complained.add((kind, route.name))
             self.failures.append(text)
@@ -313,7 +321,7 @@ class Attack:
     ) -> Answer:
         """Ask, and check what holds for every answer."""
         self.cases += 1
-        target, body = route.filled(values)
+        target, body = route.fill_in(values)
         answer = caller.ask(route.method, target, who.headers | route.call.headers | (headers or {}), body)
         self.check(who, route, answer, f"{who.name}: {route.method} {target} {str(body)[:200]}")
         return answer
@@ -331,29 +339,31 @@ class Attack:
         elif answer.status != (401 if who.role is None else 403):
             self.complain("open", route, f"{what} -> {answer.status} {text[:200]}, and they may not {permission}")
         else:
-            # Whoever may not ask learns nothing: whatever they name, the answer is the same.
+            # A caller without the permission learns nothing: the answer is the same for every id.
             kind = (route.permission or "", who.role or "")
-            found = answer.status, plain(answer, {})
+            found = answer.status, strip_ids(answer, {})
             known = self._known.setdefault(kind, found)
             if found != known:
                 self.complain("differs", route, f"{what} -> {found}, and elsewhere {known}")
 
-    # -- every route, everybody, every id ----------------------------------------------------------------------------
+    # -- every route, every caller, every id -------------------------------------------------------------------------
 
-    def everything(self, caller: Caller, everybody: list[Principal]) -> None:
+    def ask_every_route(self, caller: Caller, everybody: list[Principal]) -> None:
         """Each route with what is one's own, then with each of its ids foreign or missing."""
         for who in everybody:
-            before = census(self.house.path)
+            before = dump_store(self.server.path)
             for route in self.routes:
-                self.one(caller, who, route)
+                self.ask_route(caller, who, route)
                 if len(self.failures) >= self.enough:
                     return
-            self.failures += [f"{who.name}: {each}" for each in before.changed(census(self.house.path), by=who)]
+            self.failures += [
+                f"{who.name}: {each}" for each in before.list_changes(dump_store(self.server.path), by=who)
+            ]
 
-    def one(self, caller: Caller, who: Principal, route: Route) -> None:
+    def ask_route(self, caller: Caller, who: Principal, route: Route) -> None:
         is_allowed = route.permission is not None and who.may(route.permission)
-        mine = self._mine(who, route, is_allowed)
-        values = self.own(who, route, mine)
+        mine = self._choose_own_session(who, route, is_allowed)
+        values = self.list_own_values(who, route, mine)
         answer = self.ask(caller, who, route, values)
         self.answered[route.name] += answer.status < 300
         if route.name == STREAMED:
@@ -361,38 +371,42 @@ class Attack:
         for place in route.places:
             if place == "$new" or (place == "$user" and values[place] is None and who.role is not None):
                 continue
-            mine = self._mine(who, route, is_allowed)
-            values = self.own(who, route, mine)
+            mine = self._choose_own_session(who, route, is_allowed)
+            values = self.list_own_values(who, route, mine)
             missing = values | {place: MISSING}
             absent = self.ask(caller, who, route, missing)
             if is_allowed and place != "$user" and absent.status < 400:
                 self.complain("finds", route, f"{who.name}: {route.name} with no such {place} -> {absent.status}")
             for id in self.foreign(who, place):
                 theirs = self.ask(caller, who, route, values | {place: id})
-                told = theirs.status, plain(theirs, {id: "ID"})
-                if told != (absent.status, plain(absent, {MISSING: "ID"})):
+                told = theirs.status, strip_ids(theirs, {id: "ID"})
+                if told != (absent.status, strip_ids(absent, {MISSING: "ID"})):
                     text = f"{who.name}: {route.name} with {place} of somebody else -> {told}, "
-                    text += f"with one that there is not -> {absent.status} {plain(absent, {MISSING: 'ID'})}"
+                    text += f"with one that there is not -> {absent.status} {strip_ids(absent, {MISSING: 'ID'})}"
                     self.complain("tells apart", route, text)
 
-    def _mine(self, who: Principal, route: Route, is_allowed: bool) -> Room:
-        """Something of theirs to ask for; whoever owns nothing names what alice has."""
-        rooms = self.house.furniture.rooms
-        if is_allowed and "{session_id}" in route.path and (route.changes or (who.tenant, who.user) not in rooms):
-            return self.fresh(who, route.call.prepare)
-        return rooms.get((who.tenant, who.user), rooms["acme", "alice"])[0]
+    def _choose_own_session(self, who: Principal, route: Route, is_allowed: bool) -> SessionIds:
+        """A session that the caller owns; for a caller without sessions, one of alice."""
+        sessions = self.server.contents.sessions
+        if is_allowed and "{session_id}" in route.path and (route.changes or (who.tenant, who.user) not in sessions):
+            return self.make_session(who, route.call.prepare)
+        return sessions.get((who.tenant, who.user), sessions["acme", "alice"])[0]
 
-    # -- whatever comes to mind ---------------------------------------------------------------------------------------
+    # -- random requests ----------------------------------------------------------------------------------------------
 
-    def anything(self, caller: Caller, who: Principal, size: int) -> None:
+    def ask_random_routes(self, caller: Caller, who: Principal, size: int) -> None:
         """Random requests of one caller, with tricks; then look whether anything changed that is not theirs."""
-        before = census(self.house.path)
+        before = dump_store(self.server.path)
         for _ in range(size):
             route = self.rng.choice(self.routes)
             can_own = who.role is not None and who.may("write")
-            rooms = self.house.furniture.rooms
-            mine = self.pooled(who) if can_own else rooms.get((who.tenant, who.user), rooms["acme", "alice"])[0]
-            values = self.own(who, route, mine)
+            sessions = self.server.contents.sessions
+            mine = (
+                self.choose_pooled_session(who)
+                if can_own
+                else sessions.get((who.tenant, who.user), sessions["acme", "alice"])[0]
+            )
+            values = self.list_own_values(who, route, mine)
             denied = False
             for place in route.places:
                 if place == "$new":
@@ -406,22 +420,22 @@ class Attack:
                 elif kind == "hostile":
                     values[place] = self.rng.choice(HOSTILE)(str(self.rng.choice(others or [mine.id])))
                 denied |= kind in ("foreign", "missing") and place == "$session" and bool(others or kind == "missing")
-            answer = self.fuzzed(caller, who, route, values)
+            answer = self.ask_with_tricks(caller, who, route, values)
             if denied and answer.status < 400 and route.permission != "public":
-                text = f"{who.name}: {route.filled(values)} -> {answer.status}, and it is not theirs"
+                text = f"{who.name}: {route.fill_in(values)} -> {answer.status}, and it is not theirs"
                 self.complain("gives", route, text)
             if len(self.failures) >= self.enough:
                 return
-        self.failures += [f"{who.name}: {each}" for each in before.changed(census(self.house.path), by=who)]
+        self.failures += [f"{who.name}: {each}" for each in before.list_changes(dump_store(self.server.path), by=who)]
 
-    def fuzzed(self, caller: Caller, who: Principal, route: Route, values: dict[str, Any]) -> Answer:
+    def ask_with_tricks(self, caller: Caller, who: Principal, route: Route, values: dict[str, Any]) -> Answer:
         """With headers and parameters that some servers believe."""
         headers = dict(self.rng.choice(TRICKS)) if self.rng.random() < 0.4 else {}
         if route.method == "POST" and self.rng.random() < 0.3:
             headers["Idempotency-Key"] = f"k{self.rng.randrange(6)}"
         if route.name == STREAMED and self.rng.random() < 0.1:
             headers |= SSE
-        target, body = route.filled(values)
+        target, body = route.fill_in(values)
         if self.rng.random() < 0.2:
             name, value = self.rng.choice(PARAMETERS)
             target += ("&" if "?" in target else "?") + urlencode({name: value})
@@ -437,7 +451,7 @@ class Attack:
         return answer
 
 
-def plain(answer: Answer, ids: dict[str, str]) -> str:
+def strip_ids(answer: Answer, ids: dict[str, str]) -> str:
     """A body without what must differ: the request's id, and the id that was asked for."""
     text = re.sub(r'"request_id":"[^"]*"', '"request_id":""', answer.body.decode(errors="replace"))
     for id, shown in ids.items():
@@ -499,9 +513,9 @@ PARAMETERS: list[tuple[str, str]] = [
 ]
 
 
-def keys_are_ones_own(caller: Caller, house: House) -> Iterator[str]:
+def check_keys_per_user(caller: Caller, server: SecuredServer) -> Iterator[str]:
     """An Idempotency-Key that two users have chosen is two keys."""
-    people = [house.furniture.principals[name] for name in ("acme alice write", "acme bob write", "evil alice write")]
+    people = [server.contents.principals[name] for name in ("acme alice write", "acme bob write", "evil alice write")]
     given = {"Idempotency-Key": "chosen-twice"}
     for path, body in (("/sessions", {}), ("/sessions", {"title": "x"})):
         for who in people:
@@ -514,12 +528,12 @@ def keys_are_ones_own(caller: Caller, house: House) -> Iterator[str]:
                 yield f"{who.name}: got the answer of somebody else"
 
 
-def taken_names(caller: Caller, house: House) -> Iterator[str]:
-    """A name that another user has is taken, and no more is told of it; in another tenant it is free."""
-    people = house.furniture.principals
-    name = house.furniture.rooms["acme", "bob"][-1].id
+def check_taken_names(caller: Caller, server: SecuredServer) -> Iterator[str]:
+    """A name that another user has is taken, and the answer reveals nothing else; in another tenant it is free."""
+    people = server.contents.principals
+    name = server.contents.sessions["acme", "bob"][-1].id
     alice, evil = people["acme alice write"], people["evil alice write"]
-    own = house.furniture.rooms["acme", "alice"][0].id
+    own = server.contents.sessions["acme", "alice"][0].id
     for path, body in (
         ("/sessions", {"id": name}),
         ("/sessions", {"id": name, "exist_ok": True}),
@@ -527,7 +541,7 @@ def taken_names(caller: Caller, house: House) -> Iterator[str]:
         (f"/sessions/{own}/successor", {"id": name}),
     ):
         answer = caller.ask("POST", path, alice.headers, body)
-        if answer.status != 409 or canary("acme", "bob").encode() in answer.body:
+        if answer.status != 409 or make_canary("acme", "bob").encode() in answer.body:
             yield f"{alice.name}: POST {path} {body} -> {answer.status} {answer.body[:200]!r}"
     answer = caller.ask("POST", "/sessions", evil.headers, {"id": name})
     if answer.status != 201:
@@ -536,19 +550,23 @@ def taken_names(caller: Caller, house: House) -> Iterator[str]:
 
 @proof("B13", ci=12_000, long=500_000)
 def authorization(size: int, seed: int) -> Report:
-    """Every route, every caller, every id of somebody else; then random requests with tricks, until it is enough."""
+    """Every route, every caller, every id of another user; then random requests with tricks, until it is enough."""
     rng = random.Random(seed)
-    with scratch(memory=True) as directory, House(directory) as house, Caller(house.port) as caller:
-        attack = Attack(house, rng)
-        everybody = list(house.furniture.principals.values())
-        attack.everything(caller, everybody)
-        attack.failures += [*keys_are_ones_own(caller, house), *taken_names(caller, house)]
+    with (
+        make_scratch_directory(memory=True) as directory,
+        SecuredServer(directory) as server,
+        Caller(server.port) as caller,
+    ):
+        attack = PermissionAttack(server, rng)
+        everybody = list(server.contents.principals.values())
+        attack.ask_every_route(caller, everybody)
+        attack.failures += [*check_keys_per_user(caller, server), *check_taken_names(caller, server)]
         counted = attack.cases
         silent = [name for name in CALLS if not attack.answered[name] and not CALLS[name].refuses]
         attack.failures += [f"{name} said yes to nobody: its refusals prove nothing" for name in silent]
         while attack.cases < size and len(attack.failures) < ENOUGH:
             for who in rng.sample(everybody, len(everybody)):
-                attack.anything(caller, who, max(1, min(200, size // len(everybody))))
+                attack.ask_random_routes(caller, who, max(1, min(200, size // len(everybody))))
     figures = (
         f"{len(attack.routes)} routes x {len(everybody)} callers: {counted:,} cases, and "
         f"{attack.cases - counted:,} at random; {len(attack.failures)} wrong"

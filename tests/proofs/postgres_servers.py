@@ -26,18 +26,26 @@ from holdfast.stores.lease import Claim, encode_holder, lease_seconds
 from holdfast.stores.lease_renewal import Renewal
 from holdfast.stores.messages import message_draft
 from holdfast.testing.crash import Acknowledge, Child, End
-from tests.kit.crash_workload import Cart, Model, Step, World, damage, difference, steps
+from tests.kit.crash_workload import (
+    Cart,
+    ExpectedStore,
+    Step,
+    Workspace,
+    describe_difference,
+    find_damage,
+    generate_steps,
+)
 from tests.kit.postgres import PostgresServer
 from tests.kit.proxy import PostgresProxy
 from tests.proofs import Report, proof
-from tests.proofs.crashes import Opener, openers, scratch, short_leases
-from tests.proofs.storage import refused
+from tests.proofs.crashes import Opener, make_openers, make_scratch_directory, shorten_leases
+from tests.proofs.storage import check_refusal
 
 WRITERS = 4
 STARTERS = 6
 FORKS = 10
 LEASE = 0.15
-FOREVER = 15.0  # seconds: nobody may wait so long who is willing to wait half a second
+FOREVER = 15.0  # seconds: a store that may wait half a second must not wait this long
 SHARED = "shared"
 
 # -- a server that goes away -------------------------------------------------------------------------------------------
@@ -47,19 +55,19 @@ SHARED = "shared"
 def restarts(size: int, seed: int) -> Report:
     """PostgreSQL crashes `size` times under four writing processes: they notice nothing, and nothing is lost."""
     rng = random.Random(seed)
-    with scratch() as directory, PostgresServer(durable=True) as server:
+    with make_scratch_directory() as directory, PostgresServer(durable=True) as server:
         dsn = server.database(tcp=True)
         with PostgresStore(dsn) as store:
             Session(id=SHARED, store=store)
         enough = directory / "enough"
-        children = [Child(writer(dsn, name, enough)) for name in range(WRITERS)]
+        children = [Child(make_writer(dsn, name, enough)) for name in range(WRITERS)]
         longest = 0.0
         for _ in range(size):
             for child in children:
                 child.watch(rng.uniform(0.02, 0.15))
             server.restart("immediate")
             began = time.monotonic()
-            for child in children:  # until everybody has got an answer since
+            for child in children:  # until every writer has a new answer
                 child.watch(0.0)
                 with suppress(EOFError):
                     child.next()
@@ -67,7 +75,7 @@ def restarts(size: int, seed: int) -> Report:
         enough.touch()
         ends = [child.wait() for child in children]
         with PostgresStore(dsn) as store:
-            failures = written(store, ends)
+            failures = compare_with_writers(store, ends)
     acknowledged = sum(len(end.acknowledged) for end in ends)
     figures = (
         f"{size} crashes under {WRITERS} processes, {acknowledged} acknowledged, {len(failures)} lost or doubled; "
@@ -76,8 +84,8 @@ def restarts(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures)
 
 
-def writer(dsn: str, name: int, enough: Path) -> Callable[[Acknowledge], None]:
-    """Say numbered things to a session of one's own and to the shared one, with and without a key, until told."""
+def make_writer(dsn: str, name: int, enough: Path) -> Callable[[Acknowledge], None]:
+    """Add numbered messages to a session of the writer and to the shared one, with and without a key, until the end."""
 
     def work(acknowledge: Acknowledge) -> None:
         with PostgresStore(dsn, patience=30.0) as store:
@@ -97,8 +105,8 @@ def writer(dsn: str, name: int, enough: Path) -> Callable[[Acknowledge], None]:
     return work
 
 
-def written(store: Store, ends: Sequence[End]) -> list[str]:
-    """Compare what the writers were told with what is there."""
+def compare_with_writers(store: Store, ends: Sequence[End]) -> list[str]:
+    """Compare the acknowledgements of the writers with the store."""
     failures = [f"writer {name}: {end.error}" for name, end in enumerate(ends) if end.error]
     sessions = [Session.open(SHARED, store=store)] + [
         Session.open(f"w{name}", store=store) for name in range(len(ends))
@@ -114,7 +122,7 @@ def written(store: Store, ends: Sequence[End]) -> list[str]:
         counted, cart = sessions[0].get_state("count"), len(Cart(SHARED, store=store).state.get("items", []))
         if (counted, cart) != (fifths, sevenths):
             failures.append(f"{fifths} updates and {sevenths} calls were acknowledged, {counted} and {cart} are there")
-    return failures + damage(store)
+    return failures + find_damage(store)
 
 
 # -- a network that loses things ---------------------------------------------------------------------------------------
@@ -124,7 +132,7 @@ def written(store: Store, ends: Sequence[End]) -> list[str]:
 def lost_replies(size: int, seed: int) -> Report:
     """Connections cut before a request or before its reply, at any exchange of any step: every step happens once."""
     rng = random.Random(seed)
-    todo = list(islice(steps((seed, "network")), 60))
+    todo = list(islice(generate_steps((seed, "network")), 60))
     failures: list[str] = []
     with PostgresServer() as server, PostgresProxy(server.port) as proxy:
         dsn = server.database(tcp=True)
@@ -132,9 +140,11 @@ def lost_replies(size: int, seed: int) -> Report:
             for round in count():
                 if failures or proxy.requests_cut + proxy.replies_lost >= size:
                     break
-                failures += lossy(World(store, f"r{round}"), World(other, f"r{round}"), proxy, rng, todo)
+                failures += run_lossy_steps(
+                    Workspace(store, f"r{round}"), Workspace(other, f"r{round}"), proxy, rng, todo
+                )
             cut, lost = proxy.requests_cut, proxy.replies_lost
-            failures += crowd(proxy, store, other, rng)
+            failures += run_crowd(proxy, store, other, rng)
     figures = (
         f"{cut} requests cut, {lost} replies lost, {proxy.connections_cut} connections cut under threads; "
         f"{len(failures)} lost or doubled"
@@ -142,27 +152,29 @@ def lost_replies(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures)
 
 
-def lossy(world: World, other: World, proxy: PostgresProxy, rng: random.Random, todo: Sequence[Step]) -> list[str]:
+def run_lossy_steps(
+    workspace: Workspace, other: Workspace, proxy: PostgresProxy, rng: random.Random, todo: Sequence[Step]
+) -> list[str]:
     """Take the steps, losing something in each; another store looks on."""
-    model = Model()
+    model = ExpectedStore()
     for step in todo:
         lose = rng.choice((proxy.cut_before, proxy.cut_replies_after))
-        lose(after(rng.randrange(6)), times=1)
-        world.perform(step)
+        lose(match_after(rng.randrange(6)), times=1)
+        workspace.perform(step)
         proxy.pass_all()
         model.apply(step)
-        if (found := other.holds()) != model.holds():
-            return [f"{step}: {difference(model.holds(), found)}"]
-    return other.problems()
+        if (found := other.read_content()) != model.read_content():
+            return [f"{step}: {describe_difference(model.read_content(), found)}"]
+    return other.find_problems()
 
 
-def after(exchanges: int) -> Callable[[bytes], bool]:
+def match_after(exchanges: int) -> Callable[[bytes], bool]:
     """Matches the request that comes after so many others."""
     left = count(exchanges, -1)
     return lambda request: next(left) <= 0
 
 
-def crowd(proxy: PostgresProxy, store: Store, other: Store, rng: random.Random) -> list[str]:
+def run_crowd(proxy: PostgresProxy, store: Store, other: Store, rng: random.Random) -> list[str]:
     """Threads write the same session while all connections are cut again and again."""
     Session(id=SHARED, store=other)
     told: list[str] = []
@@ -203,21 +215,21 @@ def crowd(proxy: PostgresProxy, store: Store, other: Store, rng: random.Random) 
 def zombies(size: int, seed: int) -> Report:
     """A writer is stopped past its lease, another one takes over, the first one wakes: all it does is refused."""
     figures, failures = [], []
-    with openers(durable=False) as fresh, short_leases(LEASE):
+    with make_openers(durable=False) as fresh, shorten_leases(LEASE):
         for kind, new in fresh.items():
             opener = new()
             for cycle in range(size):
-                for play in (zombie_turn, zombie_call, dead_holder):
+                for play in (check_stopped_turn, check_stopped_call, check_dead_holder):
                     found = play(opener, f"{play.__name__}{cycle}")
                     failures += [f"{kind}, {play.__name__}, cycle {cycle}: {failure}" for failure in found]
-            found = frozen_inside(opener)
+            found = check_frozen_writer(opener)
             failures += [f"{kind}, frozen_inside: {failure}" for failure in found]
             figures.append(f"{kind} {size} zombies in a turn, {size} in a call, {size} dead holders, 1 frozen writer")
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} stale writes or late takeovers", failures=failures)
 
 
 @contextmanager
-def gate() -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
+def open_gate() -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
     """(wait, open): a child waits where its parent wants it, so that it is stopped outside of any transaction."""
     ours, theirs = os.pipe()
     try:
@@ -227,7 +239,7 @@ def gate() -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
         os.close(theirs)
 
 
-def zombie_turn(opener: Opener, name: str) -> list[str]:
+def check_stopped_turn(opener: Opener, name: str) -> list[str]:
     """A turn appends in its epoch, under renewal; after the takeover neither append nor renewal succeed."""
 
     def work(acknowledge: Acknowledge) -> None:
@@ -236,12 +248,12 @@ def zombie_turn(opener: Opener, name: str) -> list[str]:
             epoch = store.append(log, [], claim=Claim(holder=encode_holder("turn"), seconds=lease_seconds())).epoch
             with Renewal(store, log, epoch):
                 for number in range(3):
-                    store.append(log, [note(f"turn {number}")], epoch=epoch)
+                    store.append(log, [make_note(f"turn {number}")], epoch=epoch)
                 acknowledge(epoch)
                 wait()
                 for attempt in (
-                    lambda: store.append(log, [note("too late")], epoch=epoch),
-                    lambda: store.append(log, [note("too late")], epoch=epoch, once="key"),
+                    lambda: store.append(log, [make_note("too late")], epoch=epoch),
+                    lambda: store.append(log, [make_note("too late")], epoch=epoch, once="key"),
                     lambda: store.append(log, [], epoch=epoch, release=True),
                     lambda: store.renew(log, epoch, 10.0),
                 ):
@@ -251,12 +263,12 @@ def zombie_turn(opener: Opener, name: str) -> list[str]:
                     except StaleEpoch:
                         acknowledge("refused")
 
-    with gate() as (wait, go), Child(work) as child:
+    with open_gate() as (wait, go), Child(work) as child:
         epoch = child.next()
-        with opener() as store, stopped(child, store):
+        with opener() as store, stop_child(child, store):
             log = store.require("session", name)
             taken = take_over(store, log)
-            store.append(log, [note("heir")], epoch=taken)
+            store.append(log, [make_note("heir")], epoch=taken)
         go()
         answers = child.wait()
     with opener() as store:
@@ -269,7 +281,7 @@ def zombie_turn(opener: Opener, name: str) -> list[str]:
     return failures
 
 
-def zombie_call(opener: Opener, name: str) -> list[str]:
+def check_stopped_call(opener: Opener, name: str) -> list[str]:
     """An entity's method is stopped halfway; another process calls it; what the first one did is refused."""
 
     class Slow(Cart):
@@ -292,9 +304,9 @@ def zombie_call(opener: Opener, name: str) -> list[str]:
             except StaleEpoch:
                 acknowledge("refused")
 
-    with gate() as (wait, go), Child(work) as child:
+    with open_gate() as (wait, go), Child(work) as child:
         child.next()
-        with opener() as store, stopped(child, store):
+        with opener() as store, stop_child(child, store):
             Slow(name, store=store).add(3)
         go()
         answers = child.wait()
@@ -305,7 +317,7 @@ def zombie_call(opener: Opener, name: str) -> list[str]:
     return []
 
 
-def dead_holder(opener: Opener, name: str) -> list[str]:
+def check_dead_holder(opener: Opener, name: str) -> list[str]:
     """A lease of a process that is dead is taken at once, however long it has to run."""
 
     def work(acknowledge: Acknowledge) -> None:
@@ -318,13 +330,13 @@ def dead_holder(opener: Opener, name: str) -> list[str]:
         epoch = child.next()
     with opener() as store:
         log = store.require("session", name)
-        taken = store.append(log, [note("heir")], claim=Claim(holder=encode_holder("heir"), seconds=60.0)).epoch
+        taken = store.append(log, [make_note("heir")], claim=Claim(holder=encode_holder("heir"), seconds=60.0)).epoch
         store.append(log, [], epoch=taken, release=True)
         return [] if taken == epoch + 1 else [f"epoch {taken} after {epoch}"]
 
 
-def frozen_inside(opener: Opener) -> list[str]:
-    """A writer is stopped inside its transaction, which nobody can take from it: the others must not wait for ever."""
+def check_frozen_writer(opener: Opener) -> list[str]:
+    """A writer is stopped inside its transaction, which no other process can end: the others must not wait for ever."""
 
     def freeze(point: str) -> None:
         if point == "before commit":
@@ -332,14 +344,14 @@ def frozen_inside(opener: Opener) -> list[str]:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def frozen(acknowledge: Acknowledge) -> None:
-        with impatient(opener, 0.5) as store:
+        with open_impatient_store(opener, 0.5) as store:
             session = Session(id="frozen", store=store)
             acknowledge("about to")
             arm_crashpoints(freeze)
             session.add_message(Message.user("from the frozen one"), once="a key, so that it is a transaction")
 
     def other(acknowledge: Acknowledge) -> None:
-        with impatient(opener, 0.5) as store:
+        with open_impatient_store(opener, 0.5) as store:
             acknowledge("open")
             wait()
             try:
@@ -348,7 +360,7 @@ def frozen_inside(opener: Opener) -> list[str]:
             except StoreBusy:
                 acknowledge("busy")
 
-    with gate() as (wait, go), Child(other) as second:
+    with open_gate() as (wait, go), Child(other) as second:
         second.next()
         with Child(frozen) as child:
             child.next()
@@ -364,7 +376,7 @@ def frozen_inside(opener: Opener) -> list[str]:
         return failures if Session.open("frozen", store=store).verify() else [*failures, "the log does not verify"]
 
 
-def impatient(opener: Opener, seconds: float) -> Store:
+def open_impatient_store(opener: Opener, seconds: float) -> Store:
     """The store, but it waits for others no longer than this."""
     with opener() as store:
         if isinstance(store, SQLiteStore):
@@ -373,7 +385,7 @@ def impatient(opener: Opener, seconds: float) -> Store:
         return PostgresStore(store.server.dsn, patience=seconds)
 
 
-def note(text: str) -> Draft:
+def make_note(text: str) -> Draft:
     return message_draft(Message.user(text), Limits())
 
 
@@ -387,7 +399,7 @@ def take_over(store: Store, log: Log) -> int:
 
 
 @contextmanager
-def stopped(child: Child, store: Store) -> Iterator[None]:
+def stop_child(child: Child, store: Store) -> Iterator[None]:
     """Stop a process outside of any transaction: its renewal may be inside of one when the signal comes."""
     while True:
         child.signal(signal.SIGSTOP)
@@ -420,16 +432,16 @@ def is_free(store: SQLiteStore) -> bool:
 def starts_together(size: int, seed: int) -> Report:
     """Six processes open a database that is not there yet, at once: its schema is made once, and all can write."""
     figures, failures = [], []
-    with openers(durable=False) as fresh:
+    with make_openers(durable=False) as fresh:
         for kind, new in fresh.items():
             for start in range(size):
-                found = together(new())
+                found = open_together(new())
                 failures += [f"{kind}, start {start}: {failure}" for failure in found]
             figures.append(f"{kind} {size} starts of {STARTERS} processes")
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} wrong", failures=failures)
 
 
-def together(opener: Opener) -> list[str]:
+def open_together(opener: Opener) -> list[str]:
     def starter(name: int) -> Callable[[Acknowledge], None]:
         def work(acknowledge: Acknowledge) -> None:
             wait()
@@ -440,7 +452,7 @@ def together(opener: Opener) -> list[str]:
 
         return work
 
-    with gate() as (wait, go):
+    with open_gate() as (wait, go):
         children = [Child(starter(name)) for name in range(STARTERS)]
         for _ in children:
             go()
@@ -452,7 +464,7 @@ def together(opener: Opener) -> list[str]:
         items = sorted(Cart(SHARED, store=store).state.get("items"))
         if said != [str(name) for name in range(STARTERS)] or items != list(range(STARTERS)) or not session.verify():
             failures.append(f"the session holds {said}, the cart {items}")
-        return failures + damage(store)
+        return failures + find_damage(store)
 
 
 # -- a store that crosses a fork ---------------------------------------------------------------------------------------
@@ -462,8 +474,8 @@ def together(opener: Opener) -> list[str]:
 def forked_stores(size: int, seed: int) -> Report:
     """A process forks while its store is open: parent and child go on, each on its own connections and locks."""
     figures, failures = [], []
-    cases = (fork_while_writing, fork_while_opening, parent_closes, parent_closes_another)
-    with openers(durable=False) as fresh:
+    cases = (fork_while_writing, fork_while_opening, check_parent_closes, check_parent_closes_another)
+    with make_openers(durable=False) as fresh:
         for kind, new in fresh.items():
             for number in range(size):
                 for case in cases:
@@ -484,13 +496,13 @@ def fork_while_writing(opener: Opener) -> list[str]:
             time.sleep(0.1)  # a fork may wait for this write, or not
 
     def work(acknowledge: Acknowledge) -> None:
-        own = connections(store)
+        own = list_connections(store)
         barrier = threading.Barrier(WRITERS)
 
         def write(name: int) -> None:
             try:
                 barrier.wait()
-                used = use(store)
+                used = use_connection(store)
                 session.add_message(Message.user(f"child {name}"))
                 acknowledge("used its parent's connection" if used in own else "")
             except Exception as error:
@@ -502,7 +514,7 @@ def fork_while_writing(opener: Opener) -> list[str]:
         for thread in threads:
             thread.join()
 
-    with impatient(opener, 2.0) as store:
+    with open_impatient_store(opener, 2.0) as store:
         session = Session(id=SHARED, store=store)
         session.add_message(Message.user("before"))
         arm_crashpoints(hold)
@@ -522,8 +534,8 @@ def fork_while_writing(opener: Opener) -> list[str]:
 
 
 def fork_while_opening(opener: Opener) -> list[str]:
-    """Another thread opens and closes stores all the time; no fork may catch it halfway and leave somebody hanging."""
-    if opens(opener, PostgresStore):
+    """Another thread opens and closes stores all the time; a fork in the middle of that must not leave a lock held."""
+    if opens_kind(opener, PostgresStore):
         return []  # what a resolver or a TLS library does while it connects is not in our hands
 
     def work(acknowledge: Acknowledge) -> None:
@@ -551,18 +563,18 @@ def fork_while_opening(opener: Opener) -> list[str]:
         return failures if failures or there == 2 * FORKS else [f"{there} messages are there, not {2 * FORKS}"]
 
 
-def parent_closes(opener: Opener) -> list[str]:
+def check_parent_closes(opener: Opener) -> list[str]:
     """The parent closes its store and goes; its child uses the object that it inherited."""
-    return left_alone(opener, inherits=True)
+    return check_orphaned_child(opener, inherits=True)
 
 
-def parent_closes_another(opener: Opener) -> list[str]:
+def check_parent_closes_another(opener: Opener) -> list[str]:
     """The parent closes its store and goes; its child has opened one of its own."""
-    return left_alone(opener, inherits=False)
+    return check_orphaned_child(opener, inherits=False)
 
 
-def left_alone(opener: Opener, *, inherits: bool) -> list[str]:
-    """What a child is told after its parent is gone must be in the file that others open."""
+def check_orphaned_child(opener: Opener, *, inherits: bool) -> list[str]:
+    """What a child stores after its parent is gone must be in the file that others open."""
 
     def work(acknowledge: Acknowledge) -> None:
         session = Session.open(SHARED, store=store if inherits else opener())
@@ -571,7 +583,7 @@ def left_alone(opener: Opener, *, inherits: bool) -> list[str]:
             acknowledge(text)
             wait()
 
-    with gate() as (wait, go):
+    with open_gate() as (wait, go):
         store = opener()
         Session(id=SHARED, store=store)
         with Child(work) as child:
@@ -588,20 +600,20 @@ def left_alone(opener: Opener, *, inherits: bool) -> list[str]:
     return []
 
 
-def opens(opener: Opener, kind: type[Store]) -> bool:
+def opens_kind(opener: Opener, kind: type[Store]) -> bool:
     with opener() as store:
         return isinstance(store, kind)
 
 
-def connections(store: Store) -> list[int]:
-    """What tells the connections of a store apart."""
+def list_connections(store: Store) -> list[int]:
+    """Ids of the connections of a store."""
     if isinstance(store, SQLiteStore):
         return [id(store.file._writer)]
     assert isinstance(store, PostgresStore)
     return [db.info.backend_pid for db in store.server._idle]
 
 
-def use(store: Store) -> int:
+def use_connection(store: Store) -> int:
     """Use a connection, and say which."""
     if isinstance(store, SQLiteStore):
         return store.file.write(id)
@@ -618,22 +630,22 @@ def awkward_servers(size: int, seed: int) -> Report:
     failures: list[str] = []
     with PostgresServer() as server:
         for _ in range(size):
-            failures += refusing(server, server.database(tcp=True))
+            failures += check_refusing_server(server, server.database(tcp=True))
     return Report(figures=f"read-only and stopped {size} times; {len(failures)} wrong", failures=failures)
 
 
-def refusing(server: PostgresServer, dsn: str) -> list[str]:
+def check_refusing_server(server: PostgresServer, dsn: str) -> list[str]:
     with PostgresStore(dsn, patience=0.2) as store:
         session = Session(id=SHARED, store=store)
         session.add_message(Message.user("1"))
-        setting(server, "ALTER SYSTEM SET default_transaction_read_only = on")
-        failures = refused(StoreReadOnly, lambda: until_refused(session))
-        setting(server, "ALTER SYSTEM RESET default_transaction_read_only")
-        until_accepted(session)
+        change_setting(server, "ALTER SYSTEM SET default_transaction_read_only = on")
+        failures = check_refusal(StoreReadOnly, lambda: wait_until_refused(session))
+        change_setting(server, "ALTER SYSTEM RESET default_transaction_read_only")
+        wait_until_accepted(session)
         server._end(signal.SIGQUIT)
-        failures += refused(StoreUnavailable, lambda: session.add_message(Message.user("refused")))
-        failures += refused(StoreUnavailable, lambda: session.messages)
-        failures += refused(StoreUnavailable, lambda: PostgresStore(dsn, patience=0.2))
+        failures += check_refusal(StoreUnavailable, lambda: session.add_message(Message.user("refused")))
+        failures += check_refusal(StoreUnavailable, lambda: session.messages)
+        failures += check_refusal(StoreUnavailable, lambda: PostgresStore(dsn, patience=0.2))
         server._launch(server.port)
         session.add_message(Message.user("3"))
         texts = [message.text for message in session.messages]
@@ -642,20 +654,20 @@ def refusing(server: PostgresServer, dsn: str) -> list[str]:
     return failures
 
 
-def setting(server: PostgresServer, statement: str) -> None:
+def change_setting(server: PostgresServer, statement: str) -> None:
     with psycopg.connect(server.dsn, autocommit=True, options="-c default_transaction_read_only=off") as db:
         db.execute(statement)
         db.execute("SELECT pg_reload_conf()")
 
 
-def until_refused(session: Session) -> None:
-    """A server takes a moment to tell its processes of a new setting."""
+def wait_until_refused(session: Session) -> None:
+    """Write until the server refuses: its processes learn of a new setting after a moment."""
     for number in range(1000):
         session.add_message(Message.user(f"still {number}"))
         time.sleep(0.005)
 
 
-def until_accepted(session: Session) -> None:
+def wait_until_accepted(session: Session) -> None:
     while True:
         try:
             session.add_message(Message.user("2"), once="2")

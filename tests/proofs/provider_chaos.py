@@ -33,10 +33,10 @@ from holdfast.models.base import ModelEvent, ModelRequest
 from holdfast.models.scripted import ScriptedModel
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from tests.models.frames import Say, data
+from tests.models.frames import Reply, encode_frame
 from tests.proofs import Report, proof
-from tests.proofs.crashes import scratch
-from tests.proofs.turns import sound
+from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.turns import find_session_faults
 
 WIRES = ("openai", "anthropic")
 NAMES = {"openai": "gpt-4o", "anthropic": "claude-sonnet-5"}
@@ -58,8 +58,8 @@ class Answer:
     more: bytes = b""  # what an endless one repeats
 
 
-class Wild:
-    """A provider of both kinds. Each request gets the next answer, and a good one when there is none left."""
+class FaultyProvider:
+    """A provider of both wire formats. Each request gets the next answer of the script, and then good answers."""
 
     def __init__(self) -> None:
         self.script: list[Callable[[str], Answer]] = []
@@ -67,10 +67,10 @@ class Wild:
         self.whole: set[str] = set()
         self.numbers = count(1)
         self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.wild = self
+        self._server.provider = self
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
-    def __enter__(self) -> Wild:
+    def __enter__(self) -> FaultyProvider:
         self._thread.start()
         return self
 
@@ -83,14 +83,14 @@ class Wild:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
-    def say(self, **more: Any) -> Say:
-        """A reply that is like no other."""
+    def make_reply(self, **more: Any) -> Reply:
+        """A reply with a text that no other reply has."""
         number = next(self.numbers)
-        return Say(text=f"<{number} is what I have to say about this {number}>", **more)
+        return Reply(text=f"<{number} is what I have to say about this {number}>", **more)
 
     def answer(self, wire: str) -> Answer:
         make = self.script.pop(0) if self.script else None
-        answer = good(self.say())(wire) if make is None else make(wire)
+        answer = make_good_answer(self.make_reply())(wire) if make is None else make(wire)
         if answer.whole is not None:
             self.whole.add(answer.whole)
         return answer
@@ -100,7 +100,7 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 64
-    wild: Wild
+    provider: FaultyProvider
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is no news."""
@@ -111,10 +111,10 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         self.connection.settimeout(20)
-        while self._one():
+        while self._handle_request():
             pass
 
-    def _one(self) -> bool:
+    def _handle_request(self) -> bool:
         line = self.rfile.readline()
         headers = {}
         while (header := self.rfile.readline().strip()) != b"":
@@ -124,8 +124,8 @@ class _Handler(socketserver.StreamRequestHandler):
             return False
         body = json.loads(self.rfile.read(int(headers[b"content-length"])))
         wire = "anthropic" if b"/messages" in line else "openai"
-        self.server.wild.bodies.append((wire, body))
-        answer = self.server.wild.answer(wire)
+        self.server.provider.bodies.append((wire, body))
+        answer = self.server.provider.answer(wire)
         with suppress(OSError):
             self.wfile.write(answer.raw)
             while answer.end == "endless":
@@ -138,79 +138,81 @@ class _Handler(socketserver.StreamRequestHandler):
         return answer.end == "keep"
 
 
-def chunked(frames: Sequence[bytes], *, ended: bool = True) -> bytes:
+def encode_chunks(frames: Sequence[bytes], *, ended: bool = True) -> bytes:
     body = b"".join(b"%x\r\n%s\r\n" % (len(frame), frame) for frame in frames)
     return body + (b"0\r\n\r\n" if ended else b"")
 
 
-def good(say: Say) -> Callable[[str], Answer]:
-    return lambda wire: Answer(HEAD + chunked(say.frames(wire)), "keep", whole=say.text)
+def make_good_answer(reply: Reply) -> Callable[[str], Answer]:
+    return lambda wire: Answer(HEAD + encode_chunks(reply.frames(wire)), "keep", whole=reply.text)
 
 
 # -- what can go wrong -------------------------------------------------------------------------------------------------
 
-Fault = Callable[[Wild, random.Random], Callable[[str], Answer]]
+Fault = Callable[[FaultyProvider, random.Random], Callable[[str], Answer]]
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(make: Fault) -> Fault:
+def register_fault(make: Fault) -> Fault:
     FAULTS[make.__name__] = make
     return make
 
 
-@fault
-def refused_for_now(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
+@register_fault
+def refused_for_now(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
     status = rng.choice((408, 409, 425, 429, 429, 429, 500, 500, 502, 503, 504, 529))
     wait = rng.choice(("", "retry-after: 3\r\n", "retry-after-ms: 20\r\n", "retry-after: -1\r\n", "retry-after: x\r\n"))
     text = rng.choice(('{"error": {"message": "slow down", "type": "rate_limit_error"}}', "<html>", "", "[[[", '"no"'))
-    return lambda wire: Answer(plain(status, text.encode(), f"content-type: application/json\r\n{wait}"))
+    return lambda wire: Answer(encode_http(status, text.encode(), f"content-type: application/json\r\n{wait}"))
 
 
-@fault
-def refused_for_good(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
+@register_fault
+def refused_for_good(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
     status = rng.choice((300, 302, 400, 401, 402, 403, 404, 413, 418, 422))
     code = rng.choice(("context_length_exceeded", "invalid_api_key", "not_found_error", "insufficient_quota", ""))
     body = json.dumps({"type": "error", "error": {"message": "no", "type": code, "code": code}}).encode()
-    return lambda wire: Answer(plain(status, body, "location: http://127.0.0.1:1/\r\n"))
+    return lambda wire: Answer(encode_http(status, body, "location: http://127.0.0.1:1/\r\n"))
 
 
-@fault
-def gone_before_a_word(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
+@register_fault
+def gone_before_a_word(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
     end = rng.choice(("close", "reset"))
     return lambda wire: Answer(b"", end)
 
 
-@fault
-def cut_at_a_byte(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say, share, end = some_reply(wild, rng), rng.random(), rng.choice(("close", "reset"))
+@register_fault
+def cut_at_a_byte(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply, share, end = draw_reply(provider, rng), rng.random(), rng.choice(("close", "reset"))
 
     def answer(wire: str) -> Answer:
-        raw = HEAD + chunked(say.frames(wire))
+        raw = HEAD + encode_chunks(reply.frames(wire))
         kept = int(share * len(raw))
-        return Answer(raw[:kept], end, whole=say.text if has_stop(raw[:kept]) else None)
+        return Answer(raw[:kept], end, whole=reply.text if has_stop(raw[:kept]) else None)
 
     return answer
 
 
-@fault
-def corrupt_frame(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say, place = some_reply(wild, rng), rng.random()
+@register_fault
+def corrupt_frame(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply, place = draw_reply(provider, rng), rng.random()
     damage = rng.choice((b"}", b'"', b"data: ", b"\n\n", b"{"))
 
     def answer(wire: str) -> Answer:
-        frames = say.frames(wire)
+        frames = reply.frames(wire)
         at = int(place * len(frames))
         frames[at] = frames[at].replace(damage, b"", 1)
         stopped = has_stop(b"".join(frames[:at]))
         # Without its mark a line is a comment to any reader, so a reply may lack one frame; not its stop reason.
-        return Answer(HEAD + chunked(frames), whole=say.text if stopped else without(say, frames, wire, at))
+        return Answer(
+            HEAD + encode_chunks(frames), whole=reply.text if stopped else read_text_without(reply, frames, wire, at)
+        )
 
     return answer
 
 
-@fault
-def nonsense_inside(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say, place = some_reply(wild, rng), rng.random()
+@register_fault
+def nonsense_inside(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply, place = draw_reply(provider, rng), rng.random()
     junk = rng.choice(
         (
             b"data: null\n\n", b"data: []\n\n", b"data: 7\n\n", b"data: {}\n\n", b'data: {"choices": 3}\n\n',
@@ -222,61 +224,65 @@ def nonsense_inside(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
     )  # fmt: skip
 
     def answer(wire: str) -> Answer:
-        frames = say.frames(wire)
+        frames = reply.frames(wire)
         frames.insert(int(place * len(frames)), junk)
-        return Answer(HEAD + chunked(frames), whole=say.text)
+        return Answer(HEAD + encode_chunks(frames), whole=reply.text)
 
     return answer
 
 
-@fault
-def said_twice(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say, place = some_reply(wild, rng), rng.random()
+@register_fault
+def said_twice(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply, place = draw_reply(provider, rng), rng.random()
 
     def answer(wire: str) -> Answer:
-        frames = say.frames(wire)
+        frames = reply.frames(wire)
         at = int(place * len(frames))
         frames.insert(at, frames[at])
-        return Answer(HEAD + chunked(frames), whole=text_in(frames, wire))
+        return Answer(HEAD + encode_chunks(frames), whole=read_text(frames, wire))
 
     return answer
 
 
-@fault
-def no_end(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say = wild.say()
+@register_fault
+def no_end(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply = provider.make_reply()
     kind = rng.choice(("text", "pings", "one line"))
 
     def answer(wire: str) -> Answer:
-        frames = say.frames(wire)
+        frames = reply.frames(wire)
         at = next(index for index, frame in enumerate(frames) if b"say" in frame or b"what" in frame)
         more = {"text": frames[at], "pings": b": ping\n\n", "one line": b"x" * 1000}[kind]
-        return Answer(HEAD + chunked(frames[:at], ended=False), "endless", more=chunked([more * 20], ended=False))
+        return Answer(
+            HEAD + encode_chunks(frames[:at], ended=False), "endless", more=encode_chunks([more * 20], ended=False)
+        )
 
     return answer
 
 
-@fault
-def nothing_in_it(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    raw = rng.choice((HEAD + chunked([]), HEAD + chunked([b"data: [DONE]\n\n"]), plain(200, b"", ""), HEAD))
+@register_fault
+def nothing_in_it(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    raw = rng.choice(
+        (HEAD + encode_chunks([]), HEAD + encode_chunks([b"data: [DONE]\n\n"]), encode_http(200, b"", ""), HEAD)
+    )
     return lambda wire: Answer(raw)
 
 
-@fault
-def another_kind_of_answer(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say, kind = wild.say(), rng.choice(("application/json", "text/html", "text/plain", "image/png", ""))
+@register_fault
+def another_kind_of_answer(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply, kind = provider.make_reply(), rng.choice(("application/json", "text/html", "text/plain", "image/png", ""))
     encoding = rng.choice(("", "", "content-encoding: gzip\r\n", "content-encoding: br\r\n"))
 
     def answer(wire: str) -> Answer:
-        body = rng.choice((b'{"choices": []}', b"<html>", say.body(wire)))
+        body = rng.choice((b'{"choices": []}', b"<html>", reply.body(wire)))
         header = f"content-type: {kind}\r\n" if kind else ""
-        return Answer(plain(200, body, header + encoding), whole=say.text if body == say.body(wire) else None)
+        return Answer(encode_http(200, body, header + encoding), whole=reply.text if body == reply.body(wire) else None)
 
     return answer
 
 
-@fault
-def no_http_at_all(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
+@register_fault
+def no_http_at_all(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
     raw = rng.choice(
         (
             b"\x16\x03\x01\x02\x00", b"NOT HTTP\r\n\r\n", b"HTTP/1.1 2000 OK\r\n\r\n", HEAD + b"zz\r\nhello\r\n",
@@ -288,34 +294,38 @@ def no_http_at_all(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
     return lambda wire: Answer(raw)
 
 
-@fault
-def error_inside(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say, place = some_reply(wild, rng), rng.random()
+@register_fault
+def error_inside(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply, place = draw_reply(provider, rng), rng.random()
     error = rng.choice(({"type": "overloaded_error", "message": "busy"}, {"code": 500}, "no", {"message": ["x"]}))
 
     def answer(wire: str) -> Answer:
-        frames = say.frames(wire)
+        frames = reply.frames(wire)
         at = int(place * (len(frames) - 1))
-        frame = data({"error": error}) if wire == "openai" else data({"type": "error", "error": error}, "error")
-        whole = say.text if has_stop(b"".join(frames[:at])) else None
-        return Answer(HEAD + chunked([*frames[:at], frame, *frames[at:]]), whole=whole)
+        frame = (
+            encode_frame({"error": error})
+            if wire == "openai"
+            else encode_frame({"type": "error", "error": error}, "error")
+        )
+        whole = reply.text if has_stop(b"".join(frames[:at])) else None
+        return Answer(HEAD + encode_chunks([*frames[:at], frame, *frames[at:]]), whole=whole)
 
     return answer
 
 
-@fault
-def silent(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say, share = wild.say(), rng.choice((0.0, 0.5))
+@register_fault
+def silent(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply, share = provider.make_reply(), rng.choice((0.0, 0.5))
 
     def answer(wire: str) -> Answer:
-        raw = HEAD + chunked(say.frames(wire))
+        raw = HEAD + encode_chunks(reply.frames(wire))
         return Answer(raw[: int(share * len(raw))], "hold")
 
     return answer
 
 
-@fault
-def strange_calls(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
+@register_fault
+def strange_calls(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
     calls = [
         (
             rng.choice(("same", "same", "", "x" * 300, "ü 1", f"call_{rng.randrange(100)}")),
@@ -326,20 +336,20 @@ def strange_calls(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
         )
         for _ in range(rng.randrange(1, 5))
     ]
-    say = wild.say(calls=calls, stop=rng.choice(("", "", "length" if rng.random() < 0.5 else "stop")))
-    return lambda wire: Answer(HEAD + chunked(say.frames(wire)), "keep", whole=say.text)
+    reply = provider.make_reply(calls=calls, stop=rng.choice(("", "", "length" if rng.random() < 0.5 else "stop")))
+    return lambda wire: Answer(HEAD + encode_chunks(reply.frames(wire)), "keep", whole=reply.text)
 
 
-@fault
-def strange_words(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
-    say = wild.say()
+@register_fault
+def strange_words(provider: FaultyProvider, rng: random.Random) -> Callable[[str], Answer]:
+    reply = provider.make_reply()
     strange = rng.choice((b"\\ud800", b"\\u0000", b"\\ud83d\\ude42", b"\xef\xbf\xbe", b"\xff", b"\r", b"\xe2\x80\xa8"))
 
     def answer(wire: str) -> Answer:
-        frames = [frame.replace(b"what", strange, 1) for frame in say.frames(wire)]
-        raw = HEAD + chunked(frames)
+        frames = [frame.replace(b"what", strange, 1) for frame in reply.frames(wire)]
+        raw = HEAD + encode_chunks(frames)
         try:
-            text = text_in(frames, wire)
+            text = read_text(frames, wire)
             text.encode()
         except ValueError:
             return Answer(raw)
@@ -348,17 +358,17 @@ def strange_words(wild: Wild, rng: random.Random) -> Callable[[str], Answer]:
     return answer
 
 
-def some_reply(wild: Wild, rng: random.Random) -> Say:
+def draw_reply(provider: FaultyProvider, rng: random.Random) -> Reply:
     """A reply with or without calls of the tool that exists."""
     if rng.random() < 0.5:
-        return wild.say()
+        return provider.make_reply()
     calls = [
         (f"c{rng.randrange(1000)}", "note", json.dumps({"n": rng.randrange(9)})) for _ in range(rng.choice((1, 2)))
     ]
-    return wild.say(calls=calls, thinking=rng.choice(("", "let me see")))
+    return provider.make_reply(calls=calls, thinking=rng.choice(("", "let me see")))
 
 
-def plain(status: int, body: bytes, headers: str) -> bytes:
+def encode_http(status: int, body: bytes, headers: str) -> bytes:
     return f"HTTP/1.1 {status} X\r\n{headers}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -368,8 +378,8 @@ def has_stop(raw: bytes) -> bool:
     return openai or any(f'"stop_reason": "{reason}"'.encode() in raw for reason in ("end_turn", "tool_use"))
 
 
-def text_in(frames: Sequence[bytes], wire: str) -> str:
-    """What a reader of all these frames has read, whatever their order."""
+def read_text(frames: Sequence[bytes], wire: str) -> str:
+    """What a reader of all these frames has read, in any order."""
     text = ""
     for line in b"".join(frames).split(b"\n"):
         if line.startswith(b"data: {"):
@@ -381,21 +391,21 @@ def text_in(frames: Sequence[bytes], wire: str) -> str:
     return text
 
 
-def without(say: Say, frames: Sequence[bytes], wire: str, at: int) -> str | None:
+def read_text_without(reply: Reply, frames: Sequence[bytes], wire: str, at: int) -> str | None:
     """The text of a reply that lacks one frame, unless that was the one with the stop reason."""
     rest = [frame for index, frame in enumerate(frames) if index != at]
-    return text_in(rest, wire) if has_stop(b"".join(rest)) else None
+    return read_text(rest, wire) if has_stop(b"".join(rest)) else None
 
 
 # -- what a provider was sent ------------------------------------------------------------------------------------------
 
 
-def wire_faults(wire: str, body: dict[str, Any]) -> list[str]:
+def find_wire_faults(wire: str, body: dict[str, Any]) -> list[str]:
     """Why the real provider would refuse this request."""
-    return _openai_faults(body["messages"]) if wire == "openai" else _anthropic_faults(body["messages"])
+    return _find_openai_faults(body["messages"]) if wire == "openai" else _find_anthropic_faults(body["messages"])
 
 
-def _openai_faults(messages: Sequence[dict[str, Any]]) -> list[str]:
+def _find_openai_faults(messages: Sequence[dict[str, Any]]) -> list[str]:
     found: list[str] = []
     waiting: list[str] = []
     known: set[str] = set()
@@ -419,7 +429,7 @@ def _openai_faults(messages: Sequence[dict[str, Any]]) -> list[str]:
     return found + ([f"{waiting} have no result"] if waiting else [])
 
 
-def _anthropic_faults(messages: Sequence[dict[str, Any]]) -> list[str]:
+def _find_anthropic_faults(messages: Sequence[dict[str, Any]]) -> list[str]:
     found: list[str] = []
     waiting: list[str] = []
     known: set[str] = set()
@@ -443,15 +453,15 @@ def _anthropic_faults(messages: Sequence[dict[str, Any]]) -> list[str]:
 # -- the proof ---------------------------------------------------------------------------------------------------------
 
 
-class Sleepless(FixedClock):
-    """Waits are over at once, and time passes a little whenever somebody looks."""
+class TickingClock(FixedClock):
+    """Waits are over at once, and each reading of the time moves it on a little."""
 
     def monotonic(self) -> float:
         self.time += 10
         return super().monotonic()
 
 
-class Lines(logging.Handler):
+class LogRecorder(logging.Handler):
     """Everything that is logged, as text."""
 
     def __init__(self) -> None:
@@ -467,18 +477,18 @@ class Lines(logging.Handler):
 
 
 @contextmanager
-def listening() -> Iterator[Lines]:
-    """Hear every logger at its loudest, and every thread that dies."""
-    handler, root = Lines(), logging.getLogger()
+def record_logs() -> Iterator[LogRecorder]:
+    """Record every logger at its lowest level, and every thread that ends with an error."""
+    handler, root = LogRecorder(), logging.getLogger()
     level, hook = root.level, threading.excepthook
 
-    def died(args: threading.ExceptHookArgs) -> None:
+    def record_thread_death(args: threading.ExceptHookArgs) -> None:
         name = args.thread.name if args.thread else "?"
         handler.lines.append((f"thread {name}", logging.ERROR, repr(args.exc_value)))
 
     root.addHandler(handler)
     root.setLevel(logging.DEBUG)
-    threading.excepthook = died
+    threading.excepthook = record_thread_death
     try:
         yield handler
     finally:
@@ -506,11 +516,11 @@ def provider_chaos(size: int, seed: int) -> Report:
     """Scripts of faults through the real wire, on two stores, asked four ways: nothing partial, nothing unhandled."""
     failures: list[str] = []
     counts: Counter[str] = Counter()
-    with scratch(memory=True) as directory, Wild() as wild, listening() as heard:
+    with make_scratch_directory(memory=True) as directory, FaultyProvider() as provider, record_logs() as heard:
         stores: list[Store] = [MemoryStore(), SQLiteStore(directory / "chaos.db")]
         for number in range(size):
             rng = random.Random(f"{seed} {number}")
-            found = disturbed(wild, stores[number % 2], rng, counts)
+            found = run_disturbed_session(provider, stores[number % 2], rng, counts)
             failures += [f"script {number}: {failure}" for failure in found]
         stores[1].close()
         loud = [line for line in heard.lines if line[1] >= logging.ERROR]
@@ -520,7 +530,9 @@ def provider_chaos(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures)
 
 
-def disturbed(wild: Wild, store: Store, rng: random.Random, counts: Counter[str]) -> list[str]:
+def run_disturbed_session(
+    provider: FaultyProvider, store: Store, rng: random.Random, counts: Counter[str]
+) -> list[str]:
     """One session with a provider that fails for a while."""
     failures: list[str] = []
     ran: list[int] = []
@@ -536,20 +548,20 @@ def disturbed(wild: Wild, store: Store, rng: random.Random, counts: Counter[str]
         wire,
         NAMES[wire],
         api_key="sk-chaos-0123456789",
-        base_url=wild.url,
-        clock=Sleepless(),
+        base_url=provider.url,
+        clock=TickingClock(),
         timeout=SILENCE,
         max_retries=rng.randrange(3),
         max_bytes=LARGEST,
     )
     session = Session(store=store, agent=Agent(model=model, tools=[note], max_steps=6))
-    wild.whole.clear()
-    wild.bodies.clear()
+    provider.whole.clear()
+    provider.bodies.clear()
     for question in range(rng.randrange(1, 4)):
         names = [rng.choice([*FAULTS]) for _ in range(rng.randrange(1, 5))]
         if names.count("silent") > 1:  # those take real time
             names = [name for name in names if name != "silent"]
-        wild.script = [FAULTS[name](wild, rng) for name in names]
+        provider.script = [FAULTS[name](provider, rng) for name in names]
         way = rng.choice(WAYS)
         try:
             ask(session, way, f"question {question}")
@@ -560,117 +572,117 @@ def disturbed(wild: Wild, store: Store, rng: random.Random, counts: Counter[str]
                 failures.append(f"{names}, {way}: {error!r} is not what the log tells")
         except BaseException as error:
             failures.append(f"{names}, {way}: {type(error).__name__}: {error}")
-        failures += [f"{names}, {way}: {failure}" for failure in half_said(session, wild)]
-    wild.script = []
+        failures += [f"{names}, {way}: {failure}" for failure in find_partial_messages(session, provider)]
+    provider.script = []
     try:
-        with suppress(ProviderUnavailable):  # a connection that was kept may be closed by now, and nobody tries again
+        with suppress(ProviderUnavailable):  # a connection that was kept may be closed by now, and there is no retry
             ask(session, rng.choice(WAYS), "are you still there?")
         ask(session, rng.choice(WAYS), "are you there?")
     except Exception as error:
         failures.append(f"it does not go on: {type(error).__name__}: {error}")
-    failures += half_said(session, wild)
-    failures += sound(store, session)
+    failures += find_partial_messages(session, provider)
+    failures += find_session_faults(store, session)
     results = [event for event in session.events(types=["tool.returned"], limit=None) if event.data.get("effect")]
     if len(results) != len(ran):
         failures.append(f"{len(ran)} tools ran, {len(results)} have a result")
-    for wired, body in wild.bodies:
-        failures += [f"sent to {wired}: {problem}" for problem in wire_faults(wired, body)]
-    counts["requests"] += len(wild.bodies)
+    for wired, body in provider.bodies:
+        failures += [f"sent to {wired}: {problem}" for problem in find_wire_faults(wired, body)]
+    counts["requests"] += len(provider.bodies)
     counts["tools"] += len(ran)
     model.close()
     return failures
 
 
-def half_said(session: Session, wild: Wild) -> list[str]:
+def find_partial_messages(session: Session, provider: FaultyProvider) -> list[str]:
     """Replies that became messages and were not whole."""
     said = [message.text for message in session.messages if message.role == "assistant"]
-    return [f"{text!r} became a message" for text in said if text not in wild.whole]
+    return [f"{text!r} became a message" for text in said if text not in provider.whole]
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Plant:
-    """A secret, and everything that was told by whoever had it."""
+class PlantedSecret:
+    """A secret, and every text that was produced while it was in use."""
 
     secret: str
-    wild: Wild
+    provider: FaultyProvider
     random: random.Random
-    told: list[tuple[str, str]] = field(default_factory=list)
+    records: list[tuple[str, str]] = field(default_factory=list)
 
-    def tell(self, where: str, value: object) -> None:
-        self.told.append((where, value if isinstance(value, str) else repr(value)))
+    def record(self, where: str, value: object) -> None:
+        self.records.append((where, value if isinstance(value, str) else repr(value)))
 
-    def caught(self, error: BaseException, *, cause: bool = True) -> None:
+    def record_error(self, error: BaseException, *, cause: bool = True) -> None:
         """An error as it is printed, with what led to it, and the facts of ours."""
         printed = traceback.format_exception(error) if cause else traceback.format_exception_only(error)
-        self.tell("the error", "".join(printed))
+        self.record("the error", "".join(printed))
         seen: list[BaseException | None] = [error]
         while seen:
             each = seen.pop()
             if isinstance(each, AgentError):
-                self.tell("the error's facts", f"{each!r} {each.args} {vars(each)}")
+                self.record("the error's facts", f"{each!r} {each.args} {vars(each)}")
                 seen += [each.__cause__, each.__context__] if cause else []
 
-    def asking(self, agent: Agent, *, cause: bool = True) -> None:
-        """Ask, and keep everything that is told about it."""
+    def ask(self, agent: Agent, *, cause: bool = True) -> None:
+        """Ask, and record every event, error and log line."""
         session = Session(store=MemoryStore(), agent=agent)
         try:
             ask(session, self.random.choice(WAYS), "hello")
         except AgentError as error:
-            self.caught(error, cause=cause)
+            self.record_error(error, cause=cause)
         for thing in (agent, agent.model, session, session.store, agent.settings()):
-            self.tell(f"repr of {type(thing).__name__}", repr(thing))
+            self.record(f"repr of {type(thing).__name__}", repr(thing))
         for event in session.events(limit=None):
             if event.type != "tool.returned":  # what a tool says is said to the model
-                self.tell(event.type, json.dumps(event.data))
+                self.record(event.type, json.dumps(event.data))
 
     def model(self, **options: Any) -> LanguageModel:
         wire = self.random.choice(WIRES)
         settings: dict[str, Any] = {
-            "base_url": self.wild.url,
-            "ids": Sleepless(),
+            "base_url": self.provider.url,
+            "ids": TickingClock(),
             "max_retries": 1,
             "timeout": SILENCE,
         } | options
         return LanguageModel(wire, NAMES[wire], **settings)
 
     @property
-    def leaks(self) -> list[str]:
-        """Where the secret, or eight characters of it, were told."""
+    def find_leaks(self) -> list[str]:
+        """The places where the secret, or eight characters of it, were found."""
         pieces = {self.secret[at : at + 8] for at in range(len(self.secret) - 7)}
         pieces |= {quote(self.secret, safe="")}
-        return sorted({where for where, text in self.told if any(piece in text for piece in pieces)})
+        return sorted({where for where, text in self.records if any(piece in text for piece in pieces)})
 
 
-CASES: list[Callable[[Plant], None]] = []
+CASES: list[Callable[[PlantedSecret], None]] = []
 
 
-def case(play: Callable[[Plant], None]) -> Callable[[Plant], None]:
+def register_case(play: Callable[[PlantedSecret], None]) -> Callable[[PlantedSecret], None]:
     CASES.append(play)
     return play
 
 
-def echo(plant: Plant) -> list[Callable[[str], Answer]]:
+def list_echoing_answers(planted: PlantedSecret) -> list[Callable[[str], Answer]]:
     """A provider that says the key aloud, in some place."""
-    rng, secret = plant.random, plant.secret
+    rng, secret = planted.random, planted.secret
     said = rng.choice((f"Incorrect API key provided: {secret}", f"Bearer {secret}", f"{secret[:14]}***", secret))
     code = rng.choice(("invalid_api_key", "rate_limit_error", "api_error", "permission_error", "x"))
     error = {"message": said, "type": code, "code": code, "param": said}
     body = json.dumps({"type": "error", "error": error}).encode()
     status = rng.choice((400, 401, 403, 404, 422, 429, 500, 529))
-    inside = data({"error": error, "type": "error"}, "error")
+    inside = encode_frame({"error": error, "type": "error"}, "error")
     raw = rng.choice(
         (
-            plain(status, body, "content-type: application/json\r\n"),
-            plain(status, said.encode(), f"x-request-id: {secret}\r\nlocation: https://{secret}@host/\r\n"),
-            plain(302, b"", f"location: http://127.0.0.1:1/?key={secret}\r\n"),
-            plain(200, said.encode(), "content-type: text/html\r\n"),
-            plain(200, body, "content-type: application/json\r\n"),
-            HEAD + chunked([inside]),
-            HEAD + chunked([b"data: {" + said.encode() + b"\n\n"]),
-            HEAD + chunked([b"data: " + json.dumps(said).encode() + b"\n\n"]),
+            encode_http(status, body, "content-type: application/json\r\n"),
+            encode_http(status, said.encode(), f"x-request-id: {secret}\r\nlocation: https://{secret}@host/\r\n"),
+            encode_http(302, b"", f"location: http://127.0.0.1:1/?key={secret}\r\n"),
+            encode_http(200, said.encode(), "content-type: text/html\r\n"),
+            encode_http(200, body, "content-type: application/json\r\n"),
+            HEAD + encode_chunks([inside]),
+            HEAD + encode_chunks([b"data: {" + said.encode() + b"\n\n"]),
+            HEAD + encode_chunks([b"data: " + json.dumps(said).encode() + b"\n\n"]),
             b"HTTP/1.1 200 " + said.encode() + b"\r\n" + secret.encode() + b"\r\n\r\n",
             said.encode() + b"\r\n\r\n",
         )
@@ -678,64 +690,66 @@ def echo(plant: Plant) -> list[Callable[[str], Answer]]:
     return [lambda wire: Answer(raw)] * 3
 
 
-@case
-def echoed_by_the_provider(plant: Plant) -> None:
-    plant.wild.script = echo(plant)
-    plant.asking(Agent(model=plant.model(api_key=plant.secret)))
+@register_case
+def echoed_by_the_provider(planted: PlantedSecret) -> None:
+    planted.provider.script = list_echoing_answers(planted)
+    planted.ask(Agent(model=planted.model(api_key=planted.secret)))
 
 
-@case
-def in_the_environment(plant: Plant) -> None:
-    model = plant.model()
+@register_case
+def in_the_environment(planted: PlantedSecret) -> None:
+    model = planted.model()
     name = f"{model.provider.upper()}_API_KEY"
     before = os.environ.get(name)
-    os.environ[name] = plant.secret
+    os.environ[name] = planted.secret
     try:
-        plant.wild.script = echo(plant) if plant.random.random() < 0.5 else []
-        plant.asking(Agent(model=model))
+        planted.provider.script = list_echoing_answers(planted) if planted.random.random() < 0.5 else []
+        planted.ask(Agent(model=model))
     finally:
         os.environ.pop(name)
         if before is not None:
             os.environ[name] = before
 
 
-@case
-def in_the_url(plant: Plant) -> None:
-    port = plant.wild.url.split(":")[-1] if plant.random.random() < 0.5 else "1/v1"
-    plant.wild.script = echo(plant)
-    url = f"http://me:{quote(plant.secret, safe='')}@127.0.0.1:{port}"
-    plant.asking(Agent(model=plant.model(base_url=url)))
+@register_case
+def in_the_url(planted: PlantedSecret) -> None:
+    port = planted.provider.url.split(":")[-1] if planted.random.random() < 0.5 else "1/v1"
+    planted.provider.script = list_echoing_answers(planted)
+    url = f"http://me:{quote(planted.secret, safe='')}@127.0.0.1:{port}"
+    planted.ask(Agent(model=planted.model(base_url=url)))
 
 
-@case
-def in_a_url_that_is_none(plant: Plant) -> None:
-    url = plant.random.choice(("ftp://me:{}@host/v1", "http://me:{}@", "{}", "http://[me:{}@host/v1", "me:{}@host/v1"))
+@register_case
+def in_a_url_that_is_none(planted: PlantedSecret) -> None:
+    url = planted.random.choice(
+        ("ftp://me:{}@host/v1", "http://me:{}@", "{}", "http://[me:{}@host/v1", "me:{}@host/v1")
+    )
     try:
-        plant.asking(Agent(model=plant.model(base_url=url.format(plant.secret))))
+        planted.ask(Agent(model=planted.model(base_url=url.format(planted.secret))))
     except AgentError as error:
-        plant.caught(error)
+        planted.record_error(error)
 
 
-@case
-def in_a_header(plant: Plant) -> None:
-    plant.wild.script = echo(plant) if plant.random.random() < 0.5 else []
-    ending = plant.random.choice(("", "", "\r\nx: y", "é"))
+@register_case
+def in_a_header(planted: PlantedSecret) -> None:
+    planted.provider.script = list_echoing_answers(planted) if planted.random.random() < 0.5 else []
+    ending = planted.random.choice(("", "", "\r\nx: y", "é"))
     try:
-        plant.asking(Agent(model=plant.model(headers={"x-gateway-key": plant.secret + ending})))
+        planted.ask(Agent(model=planted.model(headers={"x-gateway-key": planted.secret + ending})))
     except AgentError as error:
-        plant.caught(error)
+        planted.record_error(error)
 
 
-@case
-def with_a_line_end(plant: Plant) -> None:
-    key = plant.random.choice(("{}\n", " {}", "{} {}", "\t{}é", "{}\x00")).format(plant.secret, plant.secret)
-    plant.asking(Agent(model=plant.model(api_key=key)))
+@register_case
+def with_a_line_end(planted: PlantedSecret) -> None:
+    key = planted.random.choice(("{}\n", " {}", "{} {}", "\t{}é", "{}\x00")).format(planted.secret, planted.secret)
+    planted.ask(Agent(model=planted.model(api_key=key)))
 
 
-@case
-def in_a_dsn(plant: Plant) -> None:
-    secret = plant.random.choice((plant.secret, quote(plant.secret, safe="")))
-    dsn = plant.random.choice(
+@register_case
+def in_a_dsn(planted: PlantedSecret) -> None:
+    secret = planted.random.choice((planted.secret, quote(planted.secret, safe="")))
+    dsn = planted.random.choice(
         (
             "postgresql://me:{}@127.0.0.1:1/db", "postgres://me:{}@127.0.0.1:1/db?connect_timeout=1",
             "postgresql://me:{}@127.0.0.1:port/db", "postgresql://127.0.0.1:1/db?password={}",
@@ -744,46 +758,46 @@ def in_a_dsn(plant: Plant) -> None:
         )
     )  # fmt: skip
     try:
-        plant.tell("the store", repr(PostgresStore(dsn.format(secret), patience=0.01)))
+        planted.record("the store", repr(PostgresStore(dsn.format(secret), patience=0.01)))
     except AgentError as error:
-        plant.caught(error)
+        planted.record_error(error)
 
 
-@case
-def in_the_name_of_a_store(plant: Plant) -> None:
-    url = plant.random.choice(
+@register_case
+def in_the_name_of_a_store(planted: PlantedSecret) -> None:
+    url = planted.random.choice(
         ("postgre://me:{}@host/db", "postgresql+psycopg://me:{}@host/db", "mysql://me:{}@host/db", "redis://:{}@host")
     )
     try:
-        plant.tell("the session", repr(Session(store=url.format(plant.secret))))
+        planted.record("the session", repr(Session(store=url.format(planted.secret))))
     except AgentError as error:
-        plant.caught(error)
+        planted.record_error(error)
 
 
-@case
-def raised_by_a_tool(plant: Plant) -> None:
+@register_case
+def raised_by_a_tool(planted: PlantedSecret) -> None:
     @tool
     def note(n: int) -> str:
-        raise RuntimeError(f"401 for https://api/?key={plant.secret}")
+        raise RuntimeError(f"401 for https://api/?key={planted.secret}")
 
-    say = Say(calls=[("c", "note", '{"n": 1}')])
-    plant.wild.script = [good(say), *echo(plant)]
-    plant.asking(Agent(model=plant.model(api_key=plant.secret), tools=[note]))
+    reply = Reply(calls=[("c", "note", '{"n": 1}')])
+    planted.provider.script = [make_good_answer(reply), *list_echoing_answers(planted)]
+    planted.ask(Agent(model=planted.model(api_key=planted.secret), tools=[note]))
 
 
-@case
-def raised_by_a_model_of_ones_own(plant: Plant) -> None:
-    """Nobody can know such a key but by its shape; its author's own exception stays the cause, as it is."""
+@register_case
+def raised_by_a_model_of_ones_own(planted: PlantedSecret) -> None:
+    """Only its shape shows that this text is a key; the exception of the model's author stays the cause, unchanged."""
 
     class Broken(ScriptedModel):
         def stream(self, request: ModelRequest) -> Iterator[ModelEvent]:
-            raise RuntimeError(f"Incorrect API key provided: sk-{plant.secret}")
+            raise RuntimeError(f"Incorrect API key provided: sk-{planted.secret}")
 
         async def stream_async(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
             for event in self.stream(request):
                 yield event
 
-    plant.asking(Agent(model=Broken([])), cause=False)
+    planted.ask(Agent(model=Broken([])), cause=False)
 
 
 @proof("B16", ci=200, long=50_000)
@@ -791,23 +805,23 @@ def planted_secrets(size: int, seed: int) -> Report:
     """Keys and passwords in every place they can be given: none is in an error, a log line, a repr or a record."""
     failures: list[str] = []
     places: Counter[str] = Counter()
-    with Wild() as wild, listening() as heard:
+    with FaultyProvider() as provider, record_logs() as heard:
         for number in range(size):
             rng = random.Random(f"{seed} {number}")
             play = CASES[number % len(CASES)]
             word = "".join(rng.choices("ABCDEFGHJKLMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz0123456789", k=24))
             secret = rng.choice(("sk-{}", "sk-ant-api03-{}", "{}", "AIza{}", "p{}~z", "hf_{}")).format(word)
-            plant = Plant(secret, wild, rng)
+            planted = PlantedSecret(secret, provider, rng)
             heard.lines.clear()
-            wild.script = []
+            provider.script = []
             try:
-                play(plant)
+                play(planted)
             except Exception as error:
                 failures.append(f"{play.__name__}, {number}: not one of our errors: {error!r}")
             for name, _, text in heard.lines:
                 if not (name.startswith("httpcore2") and "receive_response" in text):  # traces what the other side said
-                    plant.tell(f"the logger {name}", text)
-            failures += [f"{play.__name__}, {number}: the secret is in {where}" for where in plant.leaks]
-            places[play.__name__] += len(plant.told)
+                    planted.record(f"the logger {name}", text)
+            failures += [f"{play.__name__}, {number}: the secret is in {where}" for where in planted.find_leaks]
+            places[play.__name__] += len(planted.records)
     figures = f"{size} secrets in {len(CASES)} ways, {sum(places.values())} texts searched; {len(failures)} leaks"
     return Report(figures=figures, failures=failures)

@@ -1,7 +1,7 @@
 """B12: bytes that are no request, requests that are no JSON, ids that are no ids; and clients that take their time.
 
-Whatever comes in, the answer is no 5xx, the connection ends, and the memory stays where it was. A client that says its
-request a byte at a time, or never ends it, is shown out, and nobody else notices it.
+For any bytes the answer is no 5xx, the connection ends, and the memory stays where it was. A client that sends its
+request a byte at a time, or never ends it, is disconnected, and other clients do not notice it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 import holdfast.server.http.header_limits as heads
 from tests.proofs import Report, proof
-from tests.proofs.crashes import scratch
+from tests.proofs.crashes import make_scratch_directory
 from tests.proofs.permissions import CALLS, Route
-from tests.proofs.secured_server import COMMON, PATIENCE, STORED, TOKEN, Caller, House, Process
+from tests.proofs.secured_server import COMMON, PATIENCE, STORED, TOKEN, Caller, SecuredProcess, SecuredServer
 
 CALLERS = 12  # connections at once
 QUIET = 0.25  # seconds without an answer, after which a client says that it has said everything
@@ -43,7 +43,7 @@ class Case:
 
 # -- what is sent ------------------------------------------------------------------------------------------------------
 
-# No JSON, or none that we keep: `{}` around it is put by whoever uses it as a value.
+# No JSON, or none that we keep: the code that uses it as a value puts `{}` around it.
 NO_VALUES = [
     b"NaN",
     b"Infinity",
@@ -258,21 +258,28 @@ ENDS = [b"\r\n", b"\r\n", b"\r\n", b"\n", b"\r", b"\n\r", b"\r\r\n"]
 MARK = "@@"  # where a value is put that is no JSON
 
 
-def cases(rng: random.Random) -> Iterator[Case]:
+def generate_cases(rng: random.Random) -> Iterator[Case]:
     """Without end: each kind in turn."""
-    makers: list[Callable[[random.Random], Case]] = [odd_line, odd_head, odd_length, odd_chunks, odd_json, odd_json]
-    makers += [odd_body, odd_id, odd_id, flipped, cut]
+    makers: list[Callable[[random.Random], Case]] = [
+        make_odd_line,
+        make_odd_head,
+        make_odd_length,
+        make_odd_chunks,
+        make_odd_json,
+        make_odd_json,
+    ]
+    makers += [make_odd_body, make_odd_id, make_odd_id, make_flipped_request, make_cut_request]
     while True:
         yield rng.choice(makers)(rng)
 
 
-def odd_line(rng: random.Random) -> Case:
+def make_odd_line(rng: random.Random) -> Case:
     method = rng.choice(METHODS if rng.random() < 0.7 else NO_METHODS)
     line = method + b" " + rng.choice(TARGETS) + rng.choice(VERSIONS if rng.random() < 0.3 else VERSIONS[:1])
     return Case("line", line + rng.choice(ENDS) + TRUSTED + b"\r\n")
 
 
-def odd_head(rng: random.Random) -> Case:
+def make_odd_head(rng: random.Random) -> Case:
     chosen = [rng.choice(HEADERS) for _ in range(rng.randint(1, 4))]
     end = rng.choice(ENDS)
     head = end.join([b"GET " + rng.choice(TARGETS[:9]) + b" HTTP/1.1", *chosen, TRUSTED.rstrip(), b"", b""])
@@ -281,12 +288,12 @@ def odd_head(rng: random.Random) -> Case:
     return Case("head", head)
 
 
-def odd_length(rng: random.Random) -> Case:
+def make_odd_length(rng: random.Random) -> Case:
     lengths = b"".join(b"Content-Length: " + rng.choice(LENGTHS) + b"\r\n" for _ in range(rng.randint(1, 2)))
     return Case("length", b"POST /sessions HTTP/1.1\r\n" + TRUSTED + JSON + lengths + b"\r\n" + b"{}   ")
 
 
-def odd_chunks(rng: random.Random) -> Case:
+def make_odd_chunks(rng: random.Random) -> Case:
     head = b"POST /sessions HTTP/1.1\r\n" + TRUSTED + JSON + b"Transfer-Encoding: chunked\r\n"
     if rng.random() < 0.2:
         head += b"Content-Length: " + rng.choice(LENGTHS) + b"\r\n"
@@ -297,7 +304,7 @@ WRITING = [Route(name, None, call) for name, call in CALLS.items() if call.body 
 NAMING = [route for route in (Route(name, None, call) for name, call in CALLS.items()) if route.places]
 
 
-def _values(rng: random.Random) -> dict[str, Any]:
+def _draw_values(rng: random.Random) -> dict[str, Any]:
     """What a call may name, and how: mostly what is there."""
     return {
         "$session": COMMON,
@@ -316,48 +323,48 @@ def _values(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def odd_json(rng: random.Random) -> Case:
+def make_odd_json(rng: random.Random) -> Case:
     """A body that would be fine, but for one value that is no JSON."""
     route = rng.choice(WRITING)
-    target, body = route.filled(_values(rng))
+    target, body = route.fill_in(_draw_values(rng))
     body[rng.choice([*body, "more"])] = MARK
     text = json.dumps(body).encode().replace(f'"{MARK}"'.encode(), rng.choice(NO_VALUES))
-    return Case("json", _sent(route.method, target, text), refused=True)
+    return Case("json", _encode_request(route.method, target, text), refused=True)
 
 
-def odd_body(rng: random.Random) -> Case:
+def make_odd_body(rng: random.Random) -> Case:
     route = rng.choice(WRITING)
-    target, _ = route.filled(_values(rng))
-    return Case("body", _sent(route.method, target, rng.choice(NO_BODIES)), refused=True)
+    target, _ = route.fill_in(_draw_values(rng))
+    return Case("body", _encode_request(route.method, target, rng.choice(NO_BODIES)), refused=True)
 
 
-def odd_id(rng: random.Random) -> Case:
+def make_odd_id(rng: random.Random) -> Case:
     """An id of any kind, in any place, that is none."""
     route = rng.choice(NAMING)
-    target, body = route.filled(_values(rng) | {rng.choice(route.places): rng.choice(IDS)})
+    target, body = route.fill_in(_draw_values(rng) | {rng.choice(route.places): rng.choice(IDS)})
     if rng.random() < 0.3:  # as it is, and not as a careful client would write it
-        target, _ = route.filled(_values(rng))
+        target, _ = route.fill_in(_draw_values(rng))
         target = target.replace(COMMON, rng.choice(IDS)).replace(" ", "+")
     data = None if body is None else json.dumps(body).encode()
-    return Case("id", _sent(route.method, target, data))
+    return Case("id", _encode_request(route.method, target, data))
 
 
-def _sent(method: str, target: str, body: bytes | None) -> bytes:
+def _encode_request(method: str, target: str, body: bytes | None) -> bytes:
     head = f"{method} ".encode() + target.encode() + b" HTTP/1.1\r\n" + TRUSTED
     if body is None:
         return head + b"\r\n"
     return head + JSON + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def _fine(rng: random.Random) -> bytes:
+def _make_good_request(rng: random.Random) -> bytes:
     route = rng.choice(WRITING)
-    target, body = route.filled(_values(rng))
-    return _sent(route.method, target, json.dumps(body).encode())
+    target, body = route.fill_in(_draw_values(rng))
+    return _encode_request(route.method, target, json.dumps(body).encode())
 
 
-def flipped(rng: random.Random) -> Case:
+def make_flipped_request(rng: random.Random) -> Case:
     """A request that would be fine, but for some bytes."""
-    data = bytearray(_fine(rng))
+    data = bytearray(_make_good_request(rng))
     for _ in range(rng.randint(1, 6)):
         place = rng.randrange(len(data))
         choice = rng.random()
@@ -372,15 +379,15 @@ def flipped(rng: random.Random) -> Case:
     return Case("flipped", bytes(data))
 
 
-def cut(rng: random.Random) -> Case:
-    data = _fine(rng)
+def make_cut_request(rng: random.Random) -> Case:
+    data = _make_good_request(rng)
     return Case("cut", data[: rng.randrange(len(data))])
 
 
 # -- what comes back ---------------------------------------------------------------------------------------------------
 
 
-def exchange(port: int, data: bytes) -> tuple[int | None, bytes]:
+def send_and_receive(port: int, data: bytes) -> tuple[int | None, bytes]:
     """Send, then listen until the server has ended it. The status is None if it said nothing, -1 if it hangs."""
     found = b""
     deadline = time.monotonic() + PATIENCE
@@ -396,25 +403,27 @@ def exchange(port: int, data: bytes) -> tuple[int | None, bytes]:
             try:
                 got = wire.recv(65536)
             except TimeoutError:
-                has_ended = has_ended or _end(wire)  # it waits for more, or has answered and keeps the connection
+                has_ended = has_ended or _end_request(
+                    wire
+                )  # it waits for more, or has answered and keeps the connection
                 continue
             except OSError:
-                return _status(found), found
+                return _read_status(found), found
             if not got:
-                return _status(found), found
+                return _read_status(found), found
             found += got
             if not has_ended and b"\r\n\r\n" in found:
-                has_ended = _end(wire)
+                has_ended = _end_request(wire)
     return -1, found
 
 
-def _end(wire: socket.socket) -> bool:
+def _end_request(wire: socket.socket) -> bool:
     with suppress(OSError):  # it was faster
         wire.shutdown(socket.SHUT_WR)
     return True
 
 
-def _status(found: bytes) -> int | None:
+def _read_status(found: bytes) -> int | None:
     """The last answer's: an interim one may have come before."""
     lines = [line for line in found.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
     finals = [line for line in lines if not line.startswith(b"HTTP/1.1 1")]
@@ -427,49 +436,49 @@ def raw_requests(size: int, seed: int) -> Report:
     rng = random.Random(seed)
     counted: Counter[str] = Counter()
     failures: list[str] = []
-    with scratch(memory=True) as directory, Process(directory, "--body-seconds", "2") as house:
+    with make_scratch_directory(memory=True) as directory, SecuredProcess(directory, "--body-seconds", "2") as server:
         before = peak = 0.0
 
-        def play(case: Case) -> None:
-            status, answer = exchange(house.port, case.data)
+        def send_case(case: Case) -> None:
+            status, answer = send_and_receive(server.port, case.data)
             counted["silent" if status is None else f"{status // 100}xx" if status > 0 else "hangs"] += 1
-            if complaint := judged(case, (status, answer)):
+            if complaint := find_problem(case, (status, answer)):
                 failures.append(complaint)
 
-        endless = cases(rng)
+        endless = generate_cases(rng)
         with ThreadPoolExecutor(CALLERS) as pool:
             for start in range(0, size, WARM):
-                list(pool.map(play, islice(endless, min(WARM, size - start))))
-                before = before or house.rss
-                peak = max(peak, house.rss)
-                if not house.is_alive or len(failures) > 20:
+                list(pool.map(send_case, islice(endless, min(WARM, size - start))))
+                before = before or server.rss
+                peak = max(peak, server.rss)
+                if not server.is_alive or len(failures) > 20:
                     break
-        failures += _still_works(house)
+        failures += _check_server_works(server)
         if peak - before > GROWTH:
             failures.append(f"memory grew from {before:.0f} MB to {peak:.0f} MB")
-        failures += [f"the log says: {line[:600]}" for line in house.log.splitlines() if "unexpected" in line][:3]
+        failures += [f"the log says: {line[:600]}" for line in server.log.splitlines() if "unexpected" in line][:3]
     answers = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counted.items()))
     return Report(figures=f"{answers}; memory {before:.0f} MB, then {peak:.0f} MB at most", failures=failures)
 
 
-def judged(case: Case, answer: tuple[int | None, bytes]) -> str | None:
+def find_problem(case: Case, answer: tuple[int | None, bytes]) -> str | None:
     """What is wrong with an answer."""
     status, text = answer
     is_accepted = status is not None and 200 <= status < 300
     if status == -1 or (status or 0) >= 500 or (case.refused and is_accepted):
-        return f"{case.kind} {_shown(case.data)} -> {status} {text[-200:]!r}"
+        return f"{case.kind} {_shorten(case.data)} -> {status} {text[-200:]!r}"
     return None
 
 
-def _shown(data: bytes) -> str:
+def _shorten(data: bytes) -> str:
     return repr(data if len(data) < 600 else data[:400] + b"..." + data[-100:])
 
 
-def _still_works(house: Process) -> Iterator[str]:
-    if not house.is_alive:
+def _check_server_works(server: SecuredProcess) -> Iterator[str]:
+    if not server.is_alive:
         yield "the server is gone"
         return
-    with Caller(house.port) as caller:
+    with Caller(server.port) as caller:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         made = caller.ask("POST", "/sessions", headers, {"title": "still here"})
         if made.status != 201:
@@ -520,7 +529,7 @@ LARGE = {
 
 
 @contextmanager
-def short_heads(seconds: float) -> Iterator[None]:
+def shorten_head_limit(seconds: float) -> Iterator[None]:
     """So that a proof need not wait as long as the server would."""
     before, heads.HEAD_SECONDS = heads.HEAD_SECONDS, seconds
     try:
@@ -529,8 +538,8 @@ def short_heads(seconds: float) -> Iterator[None]:
         heads.HEAD_SECONDS = before
 
 
-def dripped(port: int, first: bytes, again: bytes, patience: float = PATIENCE) -> tuple[float | None, bytes]:
-    """Take one's time. How long the server has borne it, or None if it still does; and what it said."""
+def send_slowly(port: int, first: bytes, again: bytes, patience: float = PATIENCE) -> tuple[float | None, bytes]:
+    """Send bytes slowly. Returns the seconds until the server closed, or None if it did not; and its answer."""
     began = said = time.monotonic()
     found = b""
     with socket.create_connection(("127.0.0.1", port), timeout=DRIP) as wire:
@@ -554,7 +563,7 @@ def dripped(port: int, first: bytes, again: bytes, patience: float = PATIENCE) -
     return None, found
 
 
-def _left(idle: list[socket.socket]) -> int:
+def _count_open(idle: list[socket.socket]) -> int:
     """How many are still open."""
     left = 0
     for wire in idle:
@@ -569,16 +578,20 @@ def _left(idle: list[socket.socket]) -> int:
 
 @proof("B12", ci=108, long=1_800)
 def slow_requests(size: int, seed: int) -> Report:
-    """Clients that never come to an end are shown out, while everybody else is served; large heads are not read."""
+    """Clients that never end their request are disconnected, while others are served; large heads are not read."""
     failures: list[str] = []
     served: list[float] = []
     kinds = list(SLOW) * (size // len(SLOW) + 1)
     random.Random(seed).shuffle(kinds)
-    settings: dict[str, Any] = {"rooms": 1, "body_seconds": SECONDS, "keep_alive": SECONDS}
-    with short_heads(SECONDS), scratch(memory=True) as directory, House(directory, **settings) as house:
-        idle = [socket.create_connection(("127.0.0.1", house.port), timeout=PATIENCE) for _ in range(size * IDLE)]
-        with ThreadPoolExecutor(size) as pool, Caller(house.port) as caller:
-            dripping = {pool.submit(dripped, house.port, *SLOW[kind]): kind for kind in kinds[:size]}
+    settings: dict[str, Any] = {"sessions": 1, "body_seconds": SECONDS, "keep_alive": SECONDS}
+    with (
+        shorten_head_limit(SECONDS),
+        make_scratch_directory(memory=True) as directory,
+        SecuredServer(directory, **settings) as server,
+    ):
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(size * IDLE)]
+        with ThreadPoolExecutor(size) as pool, Caller(server.port) as caller:
+            dripping = {pool.submit(send_slowly, server.port, *SLOW[kind]): kind for kind in kinds[:size]}
             while not all(each.done() for each in dripping):
                 began = time.monotonic()
                 answer = caller.ask("GET", f"/sessions/{COMMON}", {"Authorization": f"Bearer {TOKEN}"})
@@ -587,13 +600,15 @@ def slow_requests(size: int, seed: int) -> Report:
                     failures.append(f"meanwhile, GET /sessions -> {answer.status} {answer.body[:200]!r}")
                 time.sleep(0.01)
         ends = {future: future.result() for future in dripping}
-        failures += [f"{idlers} of {len(idle)} connections that say nothing stay"] if (idlers := _left(idle)) else []
+        failures += (
+            [f"{idlers} of {len(idle)} connections that say nothing stay"] if (idlers := _count_open(idle)) else []
+        )
         failures += sorted({f"{dripping[each]}: it never ends" for each, (spent, _) in ends.items() if spent is None})
         for kind, data in LARGE.items():
-            status, answered = exchange(house.port, data)
+            status, answered = send_and_receive(server.port, data)
             if status not in (400, 431, None):
                 failures.append(f"{kind} of a megabyte -> {status} {answered[:100]!r}")
-        if left := len(house.connections):
+        if left := len(server.connections):
             failures.append(f"{left} connections are still there")
     longest = max((spent for spent, _ in ends.values() if spent is not None), default=0.0)
     slowest = sorted(served)[int(len(served) * 0.99)]

@@ -1,8 +1,8 @@
 """A real server with something to protect: two tenants, several users, a key for every kind of caller.
 
-What belongs to somebody carries that owner's canary, a text that nobody else may ever be sent. `House` serves from a
-thread of this process, so that seeded bugs are in it; `Process` is `holdfast serve`, for what only a process of its own
-can show: its log, its memory, its descriptors.
+Everything that a user owns has that user's canary, a text that no other user may get. `SecuredServer` serves from a
+thread of this process, so that seeded bugs are in it. `SecuredProcess` is `holdfast serve`, for what only a process of
+its own can show: its log, its memory, its descriptors.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from holdfast.stores import SQLiteStore
 from holdfast.stores.base import Store
 from tests.proofs.secured_server_app import helper
 
-TOKEN = "hf_the-token-of-the-house-that-is-attacked"
+TOKEN = "hf_the-token-of-the-server-that-is-attacked"
 APP = "shop"
-ROOMS = 4  # sessions of each owner
+SESSIONS_PER_OWNER = 4  # sessions of each owner
 COMMON = "common"  # an id that a session has in every tenant
 STORED = "stored"  # a stored agent that every tenant has
 PATIENCE = 20.0  # seconds that a client waits for an answer before it counts as a hang
@@ -56,15 +56,15 @@ OWNERS: tuple[tuple[str, str | None], ...] = (
     ("acme", "alice"),
     ("acme", "bob"),
     ("acme", None),
-    ("evil", "alice"),  # a name that somebody else has elsewhere
+    ("evil", "alice"),  # a user of another tenant has this name too
     ("", None),
 )
 
 Owner = tuple[str, str | None]
 
 
-def canary(tenant: str, user: str | None) -> str:
-    """The text that marks what is somebody's."""
+def make_canary(tenant: str, user: str | None) -> str:
+    """The text that marks what a user owns."""
     return "canary" + sha256(f"{tenant}/{user}".encode()).hexdigest()[:20]
 
 
@@ -73,13 +73,13 @@ SHARED = "everybody"  # stands for the user of what all users of a tenant share
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Somebody who asks."""
+    """A caller: a key, and what it may do."""
 
     name: str
     key: str | None
     tenant: str = ""
     user: str | None = None
-    role: Role | None = None  # None: whoever this is, nobody lets them in
+    role: Role | None = None  # None: every request is refused
 
     def may(self, permission: str) -> bool:
         if permission == "public":
@@ -101,13 +101,13 @@ class Principal:
     @property
     def foreign(self) -> list[str]:
         """The canaries that they may never see."""
-        found = [canary(*owner) for owner in OWNERS if not self.owns(owner)]
-        return found + [canary(tenant, SHARED) for tenant in TENANTS if self.role is None or tenant != self.tenant]
+        found = [make_canary(*owner) for owner in OWNERS if not self.owns(owner)]
+        return found + [make_canary(tenant, SHARED) for tenant in TENANTS if self.role is None or tenant != self.tenant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A session, and what can be named in it."""
+class SessionIds:
+    """A session, and the ids in it that a request can name."""
 
     id: str
     fact_id: str
@@ -117,33 +117,33 @@ class Room:
 
 
 @dataclass(slots=True, kw_only=True)
-class Furniture:
-    """What is in the house."""
+class ServerContents:
+    """The sessions and callers of the server."""
 
-    rooms: dict[Owner, list[Room]]
+    sessions: dict[Owner, list[SessionIds]]
     principals: dict[str, Principal] = field(default_factory=dict)
 
 
-def furnish(store: Store, rooms: int = ROOMS) -> Furniture:
+def fill_store(store: Store, sessions: int = SESSIONS_PER_OWNER) -> ServerContents:
     """Sessions with everything a session can have, for every owner; agents; and keys."""
-    found = Furniture(rooms={})
+    found = ServerContents(sessions={})
     for tenant, user in OWNERS:
         bound_to = store.for_tenant(tenant)
-        names = [f"{user or 'house'}-{number}" for number in range(rooms)]
+        names = [f"{user or 'default'}-{number}" for number in range(sessions)]
         if user == "alice" or tenant == "":
             names.append(COMMON)
-        found.rooms[tenant, user] = [room(bound_to, name, user) for name in names]
+        found.sessions[tenant, user] = [create_session(bound_to, name, user) for name in names]
     for tenant in TENANTS:
-        for name in (STORED, only_in(tenant)):
+        for name in (STORED, name_tenant_agent(tenant)):
             store_agent(store.for_tenant(tenant), name)
-    found.principals = {each.name: each for each in principals(store)}
+    found.principals = {each.name: each for each in make_principals(store)}
     return found
 
 
-def room(store: Store, name: str, user: str | None, *, alone: bool = False) -> Room:
+def create_session(store: Store, name: str, user: str | None, *, alone: bool = False) -> SessionIds:
     """A session with everything, and with a turn that waits for a person. `alone`: what it shares with other sessions
-    is left as it is, and it waits for nobody."""
-    mark = canary(store.tenant, user)
+    is left as it is, and it waits for no person."""
+    mark = make_canary(store.tenant, user)
     session = Session(
         name,
         store=store,
@@ -160,27 +160,27 @@ def room(store: Store, name: str, user: str | None, *, alone: bool = False) -> R
     fact = session.facts.add(f"fact {mark}")
     run = session.run(f"hello {mark}").run_id
     if alone:
-        return Room(id=name, fact_id=fact.id, run_id=run, call_id="", seq=seq)
-    session.set_state("shared", canary(store.tenant, SHARED), "app")
+        return SessionIds(id=name, fact_id=fact.id, run_id=run, call_id="", seq=seq)
+    session.set_state("shared", make_canary(store.tenant, SHARED), "app")
     if user is not None:
         session.set_state("note", mark, "user")
     Memory(store=store).store("note", f"memory {mark}", user_id=user)
     waiting = session.run("spend a little")
-    return Room(id=name, fact_id=fact.id, run_id=run, call_id=waiting.pending[0].call_id, seq=seq)
+    return SessionIds(id=name, fact_id=fact.id, run_id=run, call_id=waiting.pending[0].call_id, seq=seq)
 
 
 def store_agent(store: Store, name: str) -> None:
-    given = {"name": name, "provider": "echo", "instructions": canary(store.tenant, SHARED)}
-    AgentCatalog().create(store, name, given, actor="house")
+    given = {"name": name, "provider": "echo", "instructions": make_canary(store.tenant, SHARED)}
+    AgentCatalog().create(store, name, given, actor="proof")
 
 
-def only_in(tenant: str) -> str:
+def name_tenant_agent(tenant: str) -> str:
     """The id of an agent that no other tenant has."""
-    return f"only-{tenant or 'house'}"
+    return f"only-{tenant or 'default'}"
 
 
-def principals(store: Store) -> Iterator[Principal]:
-    """Everybody who may ask: nobody, those whose keys are no good, and every role of some users and tenants."""
+def make_principals(store: Store) -> Iterator[Principal]:
+    """Every kind of caller: one without a key, some with bad keys, and every role of some users and tenants."""
     made = [
         *(("acme", "alice", role) for role in ROLES),
         *(("acme", "bob", role) for role in ("write", "admin")),
@@ -193,7 +193,7 @@ def principals(store: Store) -> Iterator[Principal]:
     yield Principal(name="nobody", key=None)
     for tenant, user, role in made:
         key, _ = create_key(store, role=role, tenant=tenant, user=user)  # type: ignore[arg-type]
-        name = f"{tenant or 'house'} {user or 'service'} {role}"
+        name = f"{tenant or 'default'} {user or 'service'} {role}"
         yield Principal(name=name, key=key, tenant=tenant, user=user, role=role)  # type: ignore[arg-type]
     # The public part of a key that works, with another secret.
     yield Principal(name="wrong", key=key[:12] + "x" * 43)
@@ -212,28 +212,28 @@ EVERY_LOG = """
            s.user_id, s.app_name, s.status, s.title, s.metadata, s.work_dir, k.held
     FROM logs l LEFT JOIN sessions s USING (log) LEFT JOIN retention k USING (log)
 """
-EVERY_SLIP = "SELECT tenant, space, key, value FROM key_values WHERE space <> 'api-key-uses'"
+EVERY_KEY_VALUE = "SELECT tenant, space, key, value FROM key_values WHERE space <> 'api-key-uses'"
 EVERY_LEASE = "SELECT log, epoch FROM leases"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Census:
+class StoreDump:
     """Everything that is kept, read past the server."""
 
     logs: dict[int, tuple[Any, ...]]
-    slips: dict[tuple[Any, ...], bytes]
+    key_values: dict[tuple[Any, ...], bytes]
     leases: dict[int, int]
 
-    def changed(self, later: Census, by: Principal | None = None) -> list[str]:
+    def list_changes(self, later: StoreDump, by: Principal | None = None) -> list[str]:
         """What differs, besides what `by` may change."""
         found = []
         for number in sorted(self.logs.keys() | later.logs.keys()):
             before, after = self.logs.get(number), later.logs.get(number)
             rows = [row for row in (before, after) if row is not None]
             if before != after and not all(_may_write(by, row) for row in rows):
-                found.append(f"log {number} was {_told(before)} and is {_told(after)}")
-        for place in sorted(self.slips.keys() | later.slips.keys()):
-            same = self.slips.get(place) == later.slips.get(place)
+                found.append(f"log {number} was {_describe_row(before)} and is {_describe_row(after)}")
+        for place in sorted(self.key_values.keys() | later.key_values.keys()):
+            same = self.key_values.get(place) == later.key_values.get(place)
             if not same and not (by is not None and by.may("write") and by.tenant == place[0]):
                 found.append(f"slip {place} changed")
         if (by is None or not by.may("write")) and self.leases != later.leases:
@@ -242,12 +242,12 @@ class Census:
 
 
 def _may_write(who: Principal | None, row: tuple[Any, ...]) -> bool:
-    """Whether this row is one that somebody could have changed through the front door."""
+    """Whether the caller could have changed this row through the API."""
     tenant, kind, id, user = row[1], row[2], row[3], row[8]
     if who is None or not who.may("write") or who.tenant != tenant:
         return False
     if kind == "session":
-        if id is None or row[10] == "erased":  # deleted or erased, and nobody's any more: what it was before counts
+        if id is None or row[10] == "erased":  # deleted or erased, and without an owner: the row before counts
             return True
         return who.user in (None, None if user is None else bytes(user).decode())
     if kind == "user":
@@ -261,17 +261,17 @@ def _may_write(who: Principal | None, row: tuple[Any, ...]) -> bool:
     return kind == "agents" and who.may("admin")
 
 
-def _told(row: tuple[Any, ...] | None) -> str:
+def _describe_row(row: tuple[Any, ...] | None) -> str:
     return "not there" if row is None else f"{row[1]}/{row[2]}/{row[3]} at {row[4]} of {row[8]!r}"
 
 
-def census(path: Path) -> Census:
-    """Read the file of the house. A connection of the same library, so no lock of the store's own is lost."""
+def dump_store(path: Path) -> StoreDump:
+    """Read the database of the server. A connection of the same library, so no lock of the store's own is lost."""
     database = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
     try:
-        return Census(
+        return StoreDump(
             logs={row[0]: row for row in database.execute(EVERY_LOG)},
-            slips={row[:3]: row[3] for row in database.execute(EVERY_SLIP)},
+            key_values={row[:3]: row[3] for row in database.execute(EVERY_KEY_VALUE)},
             leases={row[0]: row[1] for row in database.execute(EVERY_LEASE)},
         )
     finally:
@@ -281,21 +281,21 @@ def census(path: Path) -> Census:
 # -- served ------------------------------------------------------------------------------------------------------------
 
 
-class House:
+class SecuredServer:
     """The server in a thread of this process."""
 
     def __init__(
         self,
         directory: Path,
         *,
-        rooms: int = ROOMS,
+        sessions: int = SESSIONS_PER_OWNER,
         token: str | None = TOKEN,
         keep_alive: float = 30,
         **settings: Any,
     ) -> None:
-        self.path = directory / "house.db"
+        self.path = directory / "secured.db"
         self.store = SQLiteStore(self.path)
-        self.furniture = furnish(self.store, rooms)
+        self.contents = fill_store(self.store, sessions)
         config = Config(**{**SETTINGS, "port": 0, **settings})
         self._sockets = bind_sockets(config)
         self.port: int = self._sockets[0].getsockname()[1]
@@ -305,11 +305,11 @@ class House:
         self._uvicorn = DrainingServer(
             uvicorn_config(self.app, self.config, timeout_keep_alive=keep_alive), self.server
         )
-        self._thread = threading.Thread(target=self._uvicorn.run, args=[self._sockets], name="house", daemon=True)
+        self._thread = threading.Thread(target=self._uvicorn.run, args=[self._sockets], name="secured", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        _until(lambda: self._uvicorn.started or not self._thread.is_alive())
+        _wait_until(lambda: self._uvicorn.started or not self._thread.is_alive())
         if not self._uvicorn.started:
             raise RuntimeError("the server did not start")
         return self
@@ -325,13 +325,13 @@ class House:
         self.store.close()
 
 
-class Process:
-    """`holdfast serve` on the file of a house, in a process of its own; its log is a file."""
+class SecuredProcess:
+    """`holdfast serve` in a process of its own; its log is a file."""
 
     def __init__(self, directory: Path, *flags: str, **environment: str) -> None:
-        self.path, self._log = directory / "house.db", directory / "stderr"
+        self.path, self._log = directory / "secured.db", directory / "stderr"
         with SQLiteStore(self.path) as store:
-            self.furniture = furnish(store)
+            self.contents = fill_store(store)
         serve = "from holdfast.cli.serve import serve; serve()"
         self._command = [sys.executable, "-c", serve, str(Path(__file__).parent / "secured_server_app.py")]
         self._command += ["--store", f"sqlite:///{self.path}", "--data", str(directory), "--port", "0", "--rate", "0"]
@@ -345,12 +345,12 @@ class Process:
             self._child = subprocess.Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        _until(lambda: _SERVES.search(self.log) is not None or self._child.poll() is not None)
+        _wait_until(lambda: _SERVES.search(self.log) is not None or self._child.poll() is not None)
         match = _SERVES.search(self.log)
         if match is None:
             raise RuntimeError(f"the server did not start: {self.log[-2000:]}")
         self.port = int(match.group(1))
-        _until(lambda: _answers(self.port) or self._child.poll() is not None)
+        _wait_until(lambda: _is_answering(self.port) or self._child.poll() is not None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -386,13 +386,13 @@ class Process:
 _SERVES = re.compile(r"holdfast serves http://127\.0\.0\.1:(\d+)")
 
 
-def _until(happened: Any) -> None:
+def _wait_until(happened: Any) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happened() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
-def _answers(port: int) -> bool:
+def _is_answering(port: int) -> bool:
     try:
         with Caller(port) as caller:
             return caller.ask("GET", "/health").status == 200
@@ -462,6 +462,6 @@ class Caller:
 
 
 @contextmanager
-def calling(port: int) -> Iterator[Caller]:
+def open_caller(port: int) -> Iterator[Caller]:
     with Caller(port) as caller:
         yield caller

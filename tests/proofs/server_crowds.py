@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import Message, Session
-from tests.kit.servers import ServerProcess, Wire
+from tests.kit.server_process import RawConnection, ServerProcess
 from tests.proofs import Report, proof
 from tests.proofs.clients import APP, open_url
-from tests.proofs.crashes import scratch
+from tests.proofs.crashes import make_scratch_directory
 
 SSE = {"Accept": "text/event-stream"}
 ASKED = {"agent_id": "quick", "message": "are you there?"}
@@ -26,13 +26,13 @@ MEMORY = 64 << 20
 BIG = 400  # messages of the session that stalled readers ask for
 SIZE = 16 << 10  # bytes of each
 VANISHING = 8  # threads
-STREAMS = 50  # of the key of those who vanish
+STREAMS = 50  # of the key of the clients that vanish
 
 
 @contextmanager
-def crowded(**settings: Any) -> Iterator[ServerProcess]:
+def start_crowded_server(**settings: Any) -> Iterator[ServerProcess]:
     """A server with a long session that is asked for by many, and another one that is not."""
-    with scratch(memory=True) as directory:
+    with make_scratch_directory(memory=True) as directory:
         url = f"sqlite:///{directory}/sessions.db"
         with open_url(url) as store:
             Session("other", store=store)
@@ -41,25 +41,27 @@ def crowded(**settings: Any) -> Iterator[ServerProcess]:
                 session.add_message(Message.user(f"{number} " + "x" * SIZE))
         more = {"prove_stalled": STALLED, "ping": 0.5, "prove_effects": directory}
         with ServerProcess(APP, url, **more, **settings) as server:
-            warm(server)
+            warm_up(server)
             yield server
 
 
 @proof("B18", ci=200, long=1_000)
 def stalled_readers(size: int, seed: int) -> Report:
     """`size` readers that never read: the server ends them by itself, and others do not notice them."""
-    with crowded(streams_per_key=size + 20) as server:
-        held = Held.by(server)
-        alone, _ = latency(server)
-        stalled = [reading(server, "big", room=4096) for _ in range(size)]
-        filled(server)
-        among, most = latency(server)
-        failures = until(lambda: server.metric("holdfast_open_streams") == 0, "streams of stalled readers are open")
-        failures += held.compared(server, "while they still hold their end")
+    with start_crowded_server(streams_per_key=size + 20) as server:
+        held = HeldResources.measure(server)
+        alone, _ = measure_latency(server)
+        stalled = [open_reader(server, "big", room=4096) for _ in range(size)]
+        wait_until_filled(server)
+        among, most = measure_latency(server)
+        failures = wait_until(
+            lambda: server.read_metric("holdfast_open_streams") == 0, "streams of stalled readers are open"
+        )
+        failures += held.wait_until_released(server, "while they still hold their end")
         for wire in stalled:
             wire.reset()
-        failures += slots(server, size + 20)
-        failures += said(server, failures)
+        failures += check_slots(server, size + 20)
+        failures += read_server_complaints(server, failures)
     grown = most - held.memory
     if grown > MEMORY:
         failures.append(f"{grown >> 20} MB more in memory")
@@ -73,17 +75,19 @@ def stalled_readers(size: int, seed: int) -> Report:
 @proof("B18", ci=2_000, long=50_000)
 def vanished_clients(size: int, seed: int) -> Report:
     """`size` clients reset before, within or after their request, or once the answer has begun."""
-    with crowded(streams_per_key=STREAMS) as server:
-        held = Held.by(server)
+    with start_crowded_server(streams_per_key=STREAMS) as server:
+        held = HeldResources.measure(server)
         began = time.monotonic()
         vanish(server, size, random.Random(seed))
         took = time.monotonic() - began
         most = server.memory()
-        failures = until(lambda: server.metric("holdfast_open_streams") == 0, "streams of the vanished are open")
-        failures += until(lambda: server.metric("holdfast_queue_length") == 0, "runs are queued")
-        failures += held.compared(server, "after everybody has gone")
-        failures += slots(server, STREAMS)
-        failures += said(server, failures)
+        failures = wait_until(
+            lambda: server.read_metric("holdfast_open_streams") == 0, "streams of the vanished are open"
+        )
+        failures += wait_until(lambda: server.read_metric("holdfast_queue_length") == 0, "runs are queued")
+        failures += held.wait_until_released(server, "after everybody has gone")
+        failures += check_slots(server, STREAMS)
+        failures += read_server_complaints(server, failures)
     grown = most - held.memory
     if grown > MEMORY:
         failures.append(f"{grown >> 20} MB more in memory")
@@ -91,39 +95,39 @@ def vanished_clients(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures)
 
 
-def said(server: ServerProcess, failures: list[str]) -> list[str]:
+def read_server_complaints(server: ServerProcess, failures: list[str]) -> list[str]:
     """What the server wrote, if something is wrong; and if it was surprised by anything."""
-    surprised = server.metric("holdfast_unexpected_errors_total")
+    surprised = server.read_metric("holdfast_unexpected_errors_total")
     wrong = [f"{surprised:.0f} exceptions that nobody expected"] if surprised else []
     return [*wrong, f"the server said: {server.stderr[-1500:]}"] if failures or wrong else []
 
 
 @dataclass
-class Held:
-    """What a server holds when nobody is there."""
+class HeldResources:
+    """What a server holds without clients."""
 
     files: int
     tasks: int
     memory: int
 
     @classmethod
-    def by(cls, server: ServerProcess) -> Held:
-        return cls(server.files(), inspected(server)["tasks"], server.memory())
+    def measure(cls, server: ServerProcess) -> HeldResources:
+        return cls(server.files(), inspect_server(server)["tasks"], server.memory())
 
-    def compared(self, server: ServerProcess, when: str) -> list[str]:
+    def wait_until_released(self, server: ServerProcess, when: str) -> list[str]:
         """Wait until it holds no more than that."""
         return [
-            *until(
+            *wait_until(
                 lambda: server.files() <= self.files + SPARE, lambda: f"{server.files()} files {when}, not {self.files}"
             ),
-            *until(
-                lambda: inspected(server)["tasks"] <= self.tasks + SPARE,
-                lambda: f"{inspected(server)['tasks']} tasks {when}, not {self.tasks}",
+            *wait_until(
+                lambda: inspect_server(server)["tasks"] <= self.tasks + SPARE,
+                lambda: f"{inspect_server(server)['tasks']} tasks {when}, not {self.tasks}",
             ),
         ]
 
 
-def until(is_so: Callable[[], bool], otherwise: str | Callable[[], str], seconds: float = 20.0) -> list[str]:
+def wait_until(is_so: Callable[[], bool], otherwise: str | Callable[[], str], seconds: float = 20.0) -> list[str]:
     deadline = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > deadline:
@@ -132,45 +136,45 @@ def until(is_so: Callable[[], bool], otherwise: str | Callable[[], str], seconds
     return []
 
 
-def inspected(server: ServerProcess) -> dict[str, int]:
+def inspect_server(server: ServerProcess) -> dict[str, int]:
     with server.client() as client:
         body = {"agent_id": "inspector", "message": "what do you hold?"}
         found: dict[str, int] = json.loads(client.post("/sessions/other/message", json=body).json()["response"])
         return found
 
 
-def warm(server: ServerProcess) -> None:
+def warm_up(server: ServerProcess) -> None:
     """Let the server's threads and buffers come to be, so that they are not taken for leaks."""
     for _ in range(3):
-        wires = [reading(server, "big") for _ in range(20)]
+        wires = [open_reader(server, "big") for _ in range(20)]
         for wire in wires:
             for frame in wire.frames():
                 if frame.place[0] > BIG:
                     break
             wire.reset()
     vanish(server, 100, random.Random(0))
-    latency(server)
-    until(lambda: server.metric("holdfast_open_streams") == 0, "")
+    measure_latency(server)
+    wait_until(lambda: server.read_metric("holdfast_open_streams") == 0, "")
     time.sleep(0.5)
 
 
-def filled(server: ServerProcess) -> None:
-    """Wait until the kernel takes no more for those who do not read: about two megabytes each."""
+def wait_until_filled(server: ServerProcess) -> None:
+    """Wait until the kernel takes no more for readers that do not read: about two megabytes each."""
     before = -1.0
-    while (now := server.metric("holdfast_frames_sent_total")) != before:
+    while (now := server.read_metric("holdfast_frames_sent_total")) != before:
         before = now
         time.sleep(0.4)
 
 
-def reading(server: ServerProcess, session: str, room: int | None = None) -> Wire:
+def open_reader(server: ServerProcess, session: str, room: int | None = None) -> RawConnection:
     """A reader that has asked; `room`: it is not meant to read."""
-    wire = Wire(server.port, "GET", f"/sessions/{session}/events", headers=SSE, room=room)
+    wire = RawConnection(server.port, "GET", f"/sessions/{session}/events", headers=SSE, room=room)
     wire.send()
     return wire
 
 
-def latency(server: ServerProcess) -> tuple[float, int]:
-    """The 99th percentile of what another client waits for; and the most that the server had in memory meanwhile."""
+def measure_latency(server: ServerProcess) -> tuple[float, int]:
+    """The 99th percentile of what another client waits for; and the peak of its memory during that time."""
     times: list[float] = []
     most = 0
     with server.client() as client:
@@ -186,22 +190,22 @@ def latency(server: ServerProcess) -> tuple[float, int]:
 def vanish(server: ServerProcess, number: int, rng: random.Random) -> None:
     """Clients that connect and reset: before, within and after their request, or once the answer has begun."""
     seeds = [rng.random() for _ in range(VANISHING)]
-    threads = [threading.Thread(target=vanishing, args=[server, number // VANISHING, seed]) for seed in seeds]
+    threads = [threading.Thread(target=vanish_repeatedly, args=[server, number // VANISHING, seed]) for seed in seeds]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def vanishing(server: ServerProcess, number: int, seed: float) -> None:
+def vanish_repeatedly(server: ServerProcess, number: int, seed: float) -> None:
     rng = random.Random(seed)
     for _ in range(number):
         if rng.random() < 0.2:
-            wire = Wire(server.port, "POST", "/sessions/other/message/stream", body=ASKED)
+            wire = RawConnection(server.port, "POST", "/sessions/other/message/stream", body=ASKED)
         elif rng.random() < 0.3:
-            wire = Wire(server.port, "POST", "/sessions/other/message", body=ASKED)
+            wire = RawConnection(server.port, "POST", "/sessions/other/message", body=ASKED)
         else:
-            wire = Wire(server.port, "GET", f"/sessions/{rng.choice(('big', 'other'))}/events", headers=SSE)
+            wire = RawConnection(server.port, "GET", f"/sessions/{rng.choice(('big', 'other'))}/events", headers=SSE)
         try:
             wire.send(slice(rng.choice((None, None, rng.randrange(len(wire.request))))))
             if rng.random() < 0.5:
@@ -210,9 +214,9 @@ def vanishing(server: ServerProcess, number: int, seed: float) -> None:
             wire.reset()
 
 
-def slots(server: ServerProcess, number: int) -> list[str]:
+def check_slots(server: ServerProcess, number: int) -> list[str]:
     """As many streams as a key may have can be opened: none of its places is lost."""
-    wires = [reading(server, "other") for _ in range(number)]
+    wires = [open_reader(server, "other") for _ in range(number)]
     refused = 0
     for wire in wires:
         next(wire.frames(), None)

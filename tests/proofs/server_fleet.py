@@ -13,10 +13,10 @@ from pathlib import Path
 from holdfast import Session
 from tests.kit.postgres import PostgresServer
 from tests.kit.proxy import PostgresProxy
-from tests.kit.servers import ServerProcess, Wire
+from tests.kit.server_process import RawConnection, ServerProcess
 from tests.proofs import Report, proof
-from tests.proofs.clients import APP, Load, open_url, settled
-from tests.proofs.crashes import scratch
+from tests.proofs.clients import APP, ClientLoad, compare_with_store, open_url
+from tests.proofs.crashes import make_scratch_directory
 
 SESSIONS = [f"s{number}" for number in range(5)]
 MANY = [f"m{number}" for number in range(10)]
@@ -36,11 +36,15 @@ def server_store_away(size: int, seed: int) -> Report:
     """PostgreSQL crashes `size` times under a server, its connections are cut, and once it is away for seconds."""
     rng = random.Random(seed)
     slowest = 0.0
-    with scratch() as directory, PostgresServer(durable=True) as postgres, PostgresProxy(postgres.port) as proxy:
+    with (
+        make_scratch_directory() as directory,
+        PostgresServer(durable=True) as postgres,
+        PostgresProxy(postgres.port) as proxy,
+    ):
         url = postgres.database(tcp=True)
         settings = {"prove_effects": directory, "prove_pause": PAUSE, "prove_patience": 2.0, "lease_seconds": 2.0}
         with ServerProcess(APP, proxy.dsn(url), **settings) as server:
-            load = Load([server], SESSIONS, f"{seed} away")
+            load = ClientLoad([server], SESSIONS, f"{seed} away")
             lose_a_reply = partial(proxy.cut_replies_after, WRITE, times=1)
             lose_a_request = partial(proxy.cut_before, WRITE, times=1)
             load.make_sessions()
@@ -51,10 +55,10 @@ def server_store_away(size: int, seed: int) -> Report:
                         rng.choice((proxy.cut_all, lose_a_reply, lose_a_reply, lose_a_request))()
                     proxy.pass_all()
                     postgres.restart("immediate")
-                    slowest = max(slowest, load.until_all_answered())
-                load.failures += _long_away(postgres, server)
-                back = load.until_all_answered()
-            failures = settled(url, load, directory)
+                    slowest = max(slowest, load.wait_for_answers())
+                load.failures += _stop_database(postgres, server)
+                back = load.wait_for_answers()
+            failures = compare_with_store(url, load, directory)
             if failures:
                 failures.append(f"the server said: {server.stderr[-2000:]}")
     figures = (
@@ -66,8 +70,8 @@ def server_store_away(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures)
 
 
-def _long_away(postgres: PostgresServer, server: ServerProcess) -> list[str]:
-    """The database is away for longer than anybody waits: the server says so, lives on, and is ready again."""
+def _stop_database(postgres: PostgresServer, server: ServerProcess) -> list[str]:
+    """The database is away for longer than any client waits: the server says so, lives on, and is ready again."""
     port = postgres.port
     postgres._end(signal.SIGQUIT)
     time.sleep(AWAY)
@@ -90,7 +94,7 @@ def _long_away(postgres: PostgresServer, server: ServerProcess) -> list[str]:
 
 
 @contextmanager
-def servers(number: int, url: str, **settings: object) -> Iterator[list[ServerProcess]]:
+def start_servers(number: int, url: str, **settings: object) -> Iterator[list[ServerProcess]]:
     """So many servers on one store, ready."""
     with ExitStack() as stack:
         made = [ServerProcess(APP, url, **settings) for _ in range(number)]
@@ -104,26 +108,26 @@ def servers(number: int, url: str, **settings: object) -> Iterator[list[ServerPr
 
 @proof("B8", ci=8, long=500)
 def server_zombies(size: int, seed: int) -> Report:
-    """Servers share sessions; they are stopped past their lease and wake, or die: nobody writes out of turn."""
+    """Servers share sessions, are stopped past their lease and wake, or die: none writes after it lost its lease."""
     figures, failures = [], []
-    with scratch() as directory, PostgresServer() as postgres:
+    with make_scratch_directory() as directory, PostgresServer() as postgres:
         urls = {"postgres": (4, postgres.database(tcp=True)), "sqlite": (2, f"sqlite:///{directory}/sessions.db")}
         for kind, (number, url) in urls.items():
             effects = directory / kind
             effects.mkdir()
             cycles = size if kind == "postgres" else size // 2
-            told, found = haunted(url, number, effects, cycles, f"{seed} {kind}")
+            told, found = stop_and_wake_servers(url, number, effects, cycles, f"{seed} {kind}")
             figures.append(f"{number} servers on {kind}: {told}")
             failures += [f"{kind}: {failure}" for failure in found]
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} stale, lost, doubled or stuck", failures=failures)
 
 
-def haunted(url: str, number: int, effects: Path, cycles: int, seed: str) -> tuple[str, list[str]]:
+def stop_and_wake_servers(url: str, number: int, effects: Path, cycles: int, seed: str) -> tuple[str, list[str]]:
     rng = random.Random(seed)
     settings = {"prove_effects": effects, "prove_pause": 4 * PAUSE, "prove_patience": 2.0, "lease_seconds": LEASE}
     stops = kills = 0
-    with servers(number, url, **settings) as running:
-        load = Load(running, MANY, seed, impatience=0.8)
+    with start_servers(number, url, **settings) as running:
+        load = ClientLoad(running, MANY, seed, impatience=0.8)
         load.make_sessions()
         with load.running():
             for cycle in range(cycles):
@@ -138,15 +142,15 @@ def haunted(url: str, number: int, effects: Path, cycles: int, seed: str) -> tup
                     one.signal(signal.SIGCONT)
                     stops += 1
                 time.sleep(rng.uniform(0.05, 0.3))
-        failures = settled(url, load, effects)
-        takeovers = resumed(url)
+        failures = compare_with_store(url, load, effects)
+        takeovers = count_resumed(url)
         if failures:
             failures += [f"a server said: {each.stderr[-1500:]}" for each in running]
     figures = f"{stops} stopped, {kills} killed, {takeovers} turns taken over, {load.acknowledged} acknowledged"
     return f"{figures}, longest {load.longest:.1f} s", failures
 
 
-def resumed(url: str) -> int:
+def count_resumed(url: str) -> int:
     """How often a turn was taken up again."""
     with open_url(url) as store:
         logs = [store.require("session", name) for name in MANY]
@@ -158,14 +162,14 @@ def server_takeovers(size: int, seed: int) -> Report:
     """A server dies, or stops, in the middle of a run: how long it takes until another one goes on with it."""
     failures: list[str] = []
     times: dict[str, list[float]] = {"kill -9": [], "stopped": []}
-    with scratch(memory=True) as directory, PostgresServer() as postgres:
+    with make_scratch_directory(memory=True) as directory, PostgresServer() as postgres:
         url = postgres.database(tcp=True)
         settings = {"prove_effects": directory, "prove_long": 30.0, "lease_seconds": LEASE}
-        with servers(2, url, **settings) as (first, second), open_url(url) as store:
+        with start_servers(2, url, **settings) as (first, second), open_url(url) as store:
             for cycle in range(size):
                 for how, taken in times.items():
                     session = Session(f"{how} {cycle}", store=store)
-                    run = begun(first, session.id)
+                    run = begin_run(first, session.id)
                     began = time.monotonic()
                     first.signal(signal.SIGKILL if how == "kill -9" else signal.SIGSTOP)
                     while not any(event.type == "turn.resumed" for event in session.events(limit=None)):
@@ -174,7 +178,7 @@ def server_takeovers(size: int, seed: int) -> Report:
                             break
                         time.sleep(0.01)
                     taken.append(time.monotonic() - began)
-                    failures += ended(second, session, run)
+                    failures += cancel_run(second, session, run)
                     if how == "kill -9":
                         first.kill()
                         first.start()
@@ -187,16 +191,16 @@ def server_takeovers(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures + late + early)
 
 
-def begun(server: ServerProcess, session: str) -> str:
+def begin_run(server: ServerProcess, session: str) -> str:
     """Begin a run that takes long, and leave; its id."""
-    wire = Wire(server.port, "POST", f"/sessions/{session.replace(' ', '%20')}/message/stream", body=SLOW)
+    wire = RawConnection(server.port, "POST", f"/sessions/{session.replace(' ', '%20')}/message/stream", body=SLOW)
     wire.send()
     run = next(frame.data["run_id"] for frame in wire.frames() if frame.event == "message_start")
     wire.reset()
     return str(run)
 
 
-def ended(server: ServerProcess, session: Session, run: str) -> list[str]:
+def cancel_run(server: ServerProcess, session: Session, run: str) -> list[str]:
     """Cancel a run where it is now; what is wrong then."""
     with server.client() as client:
         response = client.post(f"/sessions/{session.id}/runs/{run}/cancel", json={})
@@ -205,7 +209,7 @@ def ended(server: ServerProcess, session: Session, run: str) -> list[str]:
     return [] if session.verify() else [f"{session.id} does not verify"]
 
 
-# -- servers that are told to stop -------------------------------------------------------------------------------------
+# -- servers that get SIGTERM ------------------------------------------------------------------------------------------
 
 
 @proof("F", ci=2, long=100)
@@ -213,21 +217,21 @@ def server_drains(size: int, seed: int) -> Report:
     """SIGTERM under load: streams end with a word to come back, nothing is lost, and others go on with the rest."""
     failures: list[str] = []
     exits, handed = [], []
-    with scratch(memory=True) as directory, PostgresServer() as postgres:
+    with make_scratch_directory(memory=True) as directory, PostgresServer() as postgres:
         url = postgres.database(tcp=True)
         settings = {"prove_effects": directory, "prove_pause": PAUSE, "prove_long": 30.0, "drain": DRAIN}
-        with servers(2, url, **settings) as (first, second), open_url(url) as store:
-            load = Load([first, second], SESSIONS, f"{seed} drain", impatience=5.0)
+        with start_servers(2, url, **settings) as (first, second), open_url(url) as store:
+            load = ClientLoad([first, second], SESSIONS, f"{seed} drain", impatience=5.0)
             load.make_sessions()
             with load.running():
                 for cycle in range(size):
                     session = Session(f"long {cycle}", store=store)
-                    run = begun(first, session.id)
-                    streams = [following(first, name) for name in (*SESSIONS, session.id)]
+                    run = begin_run(first, session.id)
+                    streams = [follow_session(first, name) for name in (*SESSIONS, session.id)]
                     time.sleep(0.3)
                     began = time.monotonic()
                     first.signal(signal.SIGTERM)
-                    failures += [f"cycle {cycle}: {failure}" for failure in clean_ends(streams)]
+                    failures += [f"cycle {cycle}: {failure}" for failure in check_clean_ends(streams)]
                     status = first.wait(30)
                     exits.append(time.monotonic() - began)
                     if status != 0:
@@ -238,10 +242,10 @@ def server_drains(size: int, seed: int) -> Report:
                             break
                         time.sleep(0.01)
                     handed.append(time.monotonic() - began - exits[-1])
-                    failures += ended(second, session, run)
+                    failures += cancel_run(second, session, run)
                     first.kill()
                     first.start()
-            failures += settled(url, load, directory)
+            failures += compare_with_store(url, load, directory)
             if failures:
                 failures += [f"a server said: {each.stderr[-1500:]}" for each in (first, second)]
     if max(handed) > HANDED:
@@ -256,19 +260,19 @@ def server_drains(size: int, seed: int) -> Report:
     return Report(figures=figures, failures=failures)
 
 
-def following(server: ServerProcess, session: str) -> Wire:
+def follow_session(server: ServerProcess, session: str) -> RawConnection:
     path = f"/sessions/{session.replace(' ', '%20')}/events"
-    wire = Wire(server.port, "GET", path, headers={"Accept": "text/event-stream"})
+    wire = RawConnection(server.port, "GET", path, headers={"Accept": "text/event-stream"})
     wire.send()
     return wire
 
 
-def clean_ends(streams: Sequence[Wire]) -> list[str]:
+def check_clean_ends(streams: Sequence[RawConnection]) -> list[str]:
     failures: list[str] = []
     for wire in streams:
         frames = list(wire.frames())
-        if not wire.is_whole or wire.status != 200 or not frames or not frames[-1].retry:
+        if not wire.is_complete or wire.status != 200 or not frames or not frames[-1].retry:
             last = frames[-1] if frames else None
-            failures.append(f"a stream ended with {last}, {'whole' if wire.is_whole else 'cut'}")
+            failures.append(f"a stream ended with {last}, {'whole' if wire.is_complete else 'cut'}")
         wire.close()
     return failures

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from tests.kit.postgres import PostgresServer
-from tests.kit.servers import ServerProcess
+from tests.kit.server_process import ServerProcess
 from tests.proofs import Report, proof
-from tests.proofs.clients import APP, Load, settled
-from tests.proofs.crashes import scratch
+from tests.proofs.clients import APP, ClientLoad, compare_with_store
+from tests.proofs.crashes import make_scratch_directory
 
 SESSIONS = [f"s{number}" for number in range(5)]
 PAUSE = 0.005
@@ -20,21 +20,21 @@ PAUSE = 0.005
 def server_kills(size: int, seed: int) -> Report:
     """Kill -9 of the server `size` times on each store, under eight clients that ask again with the same key."""
     figures, failures = [], []
-    with scratch() as directory, PostgresServer(durable=True) as postgres:
+    with make_scratch_directory() as directory, PostgresServer(durable=True) as postgres:
         urls = {"sqlite": f"sqlite:///{directory}/sessions.db", "postgres": postgres.database(tcp=True)}
         for kind, url in urls.items():
             effects = directory / kind
             effects.mkdir()
-            told, found = killed_under_load(url, effects, size, f"{seed} {kind}")
+            told, found = kill_under_load(url, effects, size, f"{seed} {kind}")
             figures.append(f"{kind} {told}")
             failures += [f"{kind}: {failure}" for failure in found]
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} lost, doubled or stuck", failures=failures)
 
 
-def killed_under_load(url: str, effects: Path, kills: int, seed: str) -> tuple[str, list[str]]:
+def kill_under_load(url: str, effects: Path, kills: int, seed: str) -> tuple[str, list[str]]:
     rng = random.Random(seed)
     with ServerProcess(APP, url, prove_effects=effects, prove_pause=PAUSE) as server:
-        load = Load([server], SESSIONS, seed)
+        load = ClientLoad([server], SESSIONS, seed)
         load.make_sessions()
         with load.running():
             for number in range(kills):
@@ -46,7 +46,7 @@ def killed_under_load(url: str, effects: Path, kills: int, seed: str) -> tuple[s
                     server.kill()
                     server.launch()
                 server.wait_until_ready()
-        failures = settled(url, load, effects)
+        failures = compare_with_store(url, load, effects)
         if failures:
             failures.append(f"the servers said: {server.stderr[-2000:]}")
     broken = sum(number for word, number in load.statuses.items() if isinstance(word, str) and "done" not in word)

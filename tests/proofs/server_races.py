@@ -1,7 +1,7 @@
 """Cancels and interrupts that race with each other and with the runs that they end, through two servers.
 
 A round is one session. Its questions, cancels and their moments follow from the seed; what the machine makes of them
-does not, so what is checked is what must be true of every interleaving: everybody was told what the log says.
+does not, so what is checked is what must be true of every interleaving: every answer agrees with the log.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from holdfast.log.events import Event
 from holdfast.stores.base import Store
 from holdfast.turn.run_outcome import outcome_of
 from tests.kit.postgres import PostgresServer
-from tests.kit.servers import AUTHORIZED, ServerProcess
+from tests.kit.server_process import AUTHORIZED, ServerProcess
 from tests.proofs import Report, proof
-from tests.proofs.clients import STUCK, open_url, stale_writes
-from tests.proofs.crashes import scratch
-from tests.proofs.served_runs import answer_to
-from tests.proofs.server_fleet import servers
-from tests.proofs.turns import sound
+from tests.proofs.clients import STUCK, find_stale_writes, open_url
+from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.killed_server_app import answer_to
+from tests.proofs.server_fleet import start_servers
+from tests.proofs.turns import find_session_faults
 
 AT_ONCE = 30  # rounds
 WINDOWS = (0.3, 0.1, 0.01)  # seconds in which everything of a round is asked
@@ -38,11 +38,11 @@ SOON = 1.5  # seconds after which nothing that was interrupted may still come to
 
 
 @dataclass
-class Round:
-    """What was asked in a session, and what everybody was told."""
+class RaceRound:
+    """The questions to one session, and the answers."""
 
     session: str
-    told: dict[str, tuple[int, Any]] = field(default_factory=dict)  # by text
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)  # by text
     cancelled: list[tuple[str, int, Any]] = field(default_factory=list)  # run, status, body
     failures: list[str] = field(default_factory=list)
 
@@ -51,14 +51,14 @@ class Round:
 def server_races(size: int, seed: int) -> Report:
     """Rounds of questions, interrupts and cancels at nearly the same moment, on two servers and each store."""
     figures, failures = [], []
-    with scratch(memory=True) as directory, PostgresServer() as postgres:
+    with make_scratch_directory(memory=True) as directory, PostgresServer() as postgres:
         urls = {"postgres": postgres.database(tcp=True), "sqlite": f"sqlite:///{directory}/sessions.db"}
         for kind, url in urls.items():
             effects = directory / kind
             effects.mkdir()
             settings = {"prove_effects": effects, "prove_pause": 0.008, "prove_long": LONG}
-            with servers(2, url, **settings) as running, open_url(url) as store:
-                ends, found = rounds(running, store, size // 2, f"{seed} {kind}", effects)
+            with start_servers(2, url, **settings) as running, open_url(url) as store:
+                ends, found = run_rounds(running, store, size // 2, f"{seed} {kind}", effects)
                 if found:
                     found += [f"a server said: {each.stderr[-1500:]}" for each in running]
             told = ", ".join(f"{number} {word}" for word, number in sorted(ends.items()))
@@ -67,28 +67,30 @@ def server_races(size: int, seed: int) -> Report:
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} wrong", failures=failures)
 
 
-def rounds(
+def run_rounds(
     running: Sequence[ServerProcess], store: Store, number: int, seed: str, effects: Path
 ) -> tuple[Counter[str], list[str]]:
     ends: Counter[str] = Counter()
     failures: list[str] = []
     for first in range(0, number, AT_ONCE):
-        played = [Round(f"r{each}") for each in range(first, min(number, first + AT_ONCE))]
+        played = [RaceRound(f"r{each}") for each in range(first, min(number, first + AT_ONCE))]
         for each in played:
             Session(each.session, store=store)
-        threads = [threading.Thread(target=play, args=[running, each, seed]) for each in played]
+        threads = [threading.Thread(target=run_round, args=[running, each, seed]) for each in played]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         for each in played:
-            failures += [f"{each.session}: {failure}" for failure in (*each.failures, *judged(store, each, ends))]
+            failures += [
+                f"{each.session}: {failure}" for failure in (*each.failures, *find_failures(store, each, ends))
+            ]
     starts = Counter(path.name.rpartition("|")[0].rpartition("|")[0] for path in effects.iterdir() if "|" in path.name)
     failures += [f"{key} ran {times} times" for key, times in starts.items() if times > 1]
     return ends, failures
 
 
-def play(running: Sequence[ServerProcess], round: Round, seed: str) -> None:
+def run_round(running: Sequence[ServerProcess], round: RaceRound, seed: str) -> None:
     """Ask and cancel from many threads, each at its own moment; then once more, alone."""
     rng = random.Random(f"{seed} {round.session}")
     acts: list[tuple[float, Any]] = []
@@ -106,7 +108,7 @@ def play(running: Sequence[ServerProcess], round: Round, seed: str) -> None:
         pick = rng.random()
         acts.append((rng.uniform(0, window), lambda client, url, pick=pick: cancel(client, url, round, pick)))
     threads = [
-        threading.Thread(target=acting, args=[rng.choice(running).url, delay, act, round]) for delay, act in acts
+        threading.Thread(target=act_later, args=[rng.choice(running).url, delay, act, round]) for delay, act in acts
     ]
     for thread in threads:
         thread.start()
@@ -115,11 +117,11 @@ def play(running: Sequence[ServerProcess], round: Round, seed: str) -> None:
     with httpx2.Client(headers=AUTHORIZED, timeout=STUCK) as client:
         last = {"agent_id": "quick", "message": f"{round.session} last"}
         ask(client, rng.choice(running).url, round, last)
-        if round.told[last["message"]][0] != 200:
-            round.failures.append(f"the session takes no message any more: {round.told[last['message']]}")
+        if round.answers[last["message"]][0] != 200:
+            round.failures.append(f"the session takes no message any more: {round.answers[last['message']]}")
 
 
-def acting(url: str, delay: float, act: Any, round: Round) -> None:
+def act_later(url: str, delay: float, act: Any, round: RaceRound) -> None:
     with httpx2.Client(headers=AUTHORIZED, timeout=STUCK) as client:
         try:
             client.get(f"{url}/health")  # so that it is connected when its moment comes
@@ -129,14 +131,14 @@ def acting(url: str, delay: float, act: Any, round: Round) -> None:
             round.failures.append(f"{type(error).__name__}: {error}")
 
 
-def ask(client: httpx2.Client, url: str, round: Round, body: dict[str, Any]) -> None:
+def ask(client: httpx2.Client, url: str, round: RaceRound, body: dict[str, Any]) -> None:
     response = client.post(
         f"{url}/sessions/{round.session}/message", json=body, headers={"Idempotency-Key": body["message"]}
     )
-    round.told[body["message"]] = response.status_code, response.json()
+    round.answers[body["message"]] = response.status_code, response.json()
 
 
-def cancel(client: httpx2.Client, url: str, round: Round, pick: float) -> None:
+def cancel(client: httpx2.Client, url: str, round: RaceRound, pick: float) -> None:
     path = f"{url}/sessions/{round.session}/runs"
     for _ in range(50):
         if runs := [run["run_id"] for run in client.get(path).json()["runs"]]:
@@ -150,15 +152,15 @@ def cancel(client: httpx2.Client, url: str, round: Round, pick: float) -> None:
 # -- what must be true -------------------------------------------------------------------------------------------------
 
 
-def judged(store: Store, round: Round, ends: Counter[str]) -> list[str]:
+def find_failures(store: Store, round: RaceRound, ends: Counter[str]) -> list[str]:
     session = Session.open(round.session, store=store)
     events = session.events(limit=None)
-    failures = sound(store, session) + stale_writes(events) + interrupted(events)
+    failures = find_session_faults(store, session) + find_stale_writes(events) + check_interrupts(events)
     if store.view(session.log).queue:
         failures.append("runs are still queued")
     asked = {event.data["message"]["text"]: event for event in events if event.type == "message.queued"}
     said = Counter(message.text for message in session.messages if message.role == "user")
-    for text, (status, body) in round.told.items():
+    for text, (status, body) in round.answers.items():
         code = "finished" if status == 200 else body.get("code")
         ends[code] += 1
         if code == "session_busy":
@@ -181,11 +183,11 @@ def judged(store: Store, round: Round, ends: Counter[str]) -> list[str]:
         ends[f"cancels of {found} runs"] += 1
         if status != 200 or body["status"] != found:
             failures.append(f"cancelling {run} said {status} {body}, and it is {found}")
-    return failures + called(events)
+    return failures + check_calls(events)
 
 
-def interrupted(events: Sequence[Event]) -> list[str]:
-    """The run that was under way when an interrupting message came in does not go on as if nothing had been."""
+def check_interrupts(events: Sequence[Event]) -> list[str]:
+    """The run that was under way when an interrupting message came in does not finish normally."""
     failures: list[str] = []
     ends = {
         event.run: event
@@ -206,7 +208,7 @@ def interrupted(events: Sequence[Event]) -> list[str]:
     return failures
 
 
-def called(events: Sequence[Event]) -> list[str]:
+def check_calls(events: Sequence[Event]) -> list[str]:
     """Each call that was begun has one result, known or not."""
     begun = [(event.run, event.data["call_id"]) for event in events if event.type == "tool.called"]
     over = Counter((event.run, event.data["call_id"]) for event in events if event.type == "tool.returned")

@@ -14,12 +14,12 @@ from typing import Any
 
 from holdfast import Session
 from tests.kit.postgres import PostgresServer
-from tests.kit.servers import Frame, ServerProcess, Wire
+from tests.kit.server_process import Frame, RawConnection, ServerProcess
 from tests.proofs import Report, proof
-from tests.proofs.clients import STUCK, Load, open_url, settled
-from tests.proofs.crashes import scratch
-from tests.proofs.served_runs import answer_to
-from tests.proofs.server_fleet import servers
+from tests.proofs.clients import STUCK, ClientLoad, compare_with_store, open_url
+from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.killed_server_app import answer_to
+from tests.proofs.server_fleet import start_servers
 
 SESSIONS = [f"s{number}" for number in range(3)]
 LOG_READERS, RUN_READERS, WRITERS = 4, 4, 3
@@ -29,7 +29,7 @@ SSE = {"Accept": "text/event-stream"}
 
 
 @dataclass
-class Cuts:
+class CutBudget:
     """How many connections are still to be cut, for all readers together."""
 
     left: int
@@ -47,19 +47,19 @@ class Cuts:
 @proof("B17", ci=1_000, long=50_000)
 def stream_cuts(size: int, seed: int) -> Report:
     """Streams are cut at random bytes `size` times and go on, here or on another server: nothing missed or repeated."""
-    with scratch(memory=True) as directory, PostgresServer() as postgres:
+    with make_scratch_directory(memory=True) as directory, PostgresServer() as postgres:
         url = postgres.database(tcp=True)
-        with servers(2, url, prove_effects=directory, prove_pause=0.008) as running:
-            load = Load(running, SESSIONS, f"{seed} writers", clients=WRITERS)
+        with start_servers(2, url, prove_effects=directory, prove_pause=0.008) as running:
+            load = ClientLoad(running, SESSIONS, f"{seed} writers", clients=WRITERS)
             load.make_sessions()
-            cuts, others = Cuts(size // 2), Cuts(size - size // 2)
+            cuts, others = CutBudget(size // 2), CutBudget(size - size // 2)
             logs = [LogReader(running, SESSIONS[number % 3], f"{seed} {number}", cuts) for number in range(LOG_READERS)]
             runs = [RunReader(running, f"own{number}", f"{seed} {number}", others) for number in range(RUN_READERS)]
             with running[0].client() as client:
                 for each in runs:
                     client.post("/sessions", json={"id": each.session}).raise_for_status()
             with load.running():
-                threads = [threading.Thread(target=each.guarded) for each in (*logs, *runs)]
+                threads = [threading.Thread(target=each.run) for each in (*logs, *runs)]
                 for thread in threads:
                     thread.start()
                 while others.left > size // 4:
@@ -71,12 +71,12 @@ def stream_cuts(size: int, seed: int) -> Report:
             failures = [failure for each in runs for failure in each.failures]
             with open_url(url) as store:
                 for reader in logs:
-                    failures += reader.compared(Session.open(reader.session, store=store), running[1])
-            failures += settled(url, load, directory, [each.session for each in runs])
+                    failures += reader.compare_with_log(Session.open(reader.session, store=store), running[1])
+            failures += compare_with_store(url, load, directory, [each.session for each in runs])
             if failures:
                 failures += [f"a server said: {each.stderr[-1500:]}" for each in running]
     events, answers = sum(len(each.hashes) for each in logs), sum(each.answers for each in runs)
-    told_anew = sum(each.told_anew for each in runs)
+    told_anew = sum(each.repeated for each in runs)
     figures = (
         f"{cuts.made + others.made} cuts, {cuts.resumed + others.resumed} gone on with elsewhere; "
         f"{events} events of logs and {answers} answers read, "
@@ -90,7 +90,7 @@ class Reader:
 
     longest = 12_000  # bytes until a cut
 
-    def __init__(self, running: Sequence[ServerProcess], session: str, seed: str, cuts: Cuts) -> None:
+    def __init__(self, running: Sequence[ServerProcess], session: str, seed: str, cuts: CutBudget) -> None:
         self.running, self.session, self.cuts = running, session, cuts
         self.rng = random.Random(f"{type(self).__name__} {seed}")
         self.failures: list[str] = []
@@ -98,7 +98,7 @@ class Reader:
         self.place = (0, 0)
         self._server: ServerProcess | None = None
 
-    def guarded(self) -> None:
+    def run(self) -> None:
         try:
             self.work()
         except Exception as error:
@@ -107,7 +107,7 @@ class Reader:
     def work(self) -> None:
         raise NotImplementedError
 
-    def pieces(self, method: str, path: str, **request: Any) -> Iterator[Frame]:
+    def read_connection(self, method: str, path: str, **request: Any) -> Iterator[Frame]:
         """What comes on one connection until it is cut."""
         server = self.rng.choice(self.running)
         self.cuts.resumed += self._server is not None and server is not self._server
@@ -115,7 +115,7 @@ class Reader:
         few = self.rng.random() < 0.2  # in the middle of the headers, for example
         headers = request.pop("headers", {}) | ({"Last-Event-ID": self.last} if self.last else {})
         try:
-            wire = Wire(server.port, method, path, headers=headers, seconds=2.0, **request)
+            wire = RawConnection(server.port, method, path, headers=headers, seconds=2.0, **request)
         except OSError:
             time.sleep(0.05)  # it is being started again
             return
@@ -129,8 +129,8 @@ class Reader:
         finally:
             wire.reset()
 
-    def moved(self, frame: Frame) -> None:
-        """Whatever has an id comes once, and in order."""
+    def check_position(self, frame: Frame) -> None:
+        """Check that each frame with an id comes once, and in order."""
         if frame.id:
             if frame.place <= self.place:
                 self.failures.append(f"{self.session}: {frame.event} {frame.id} was told again after {self.last}")
@@ -146,25 +146,25 @@ class LogReader(Reader):
 
     def work(self) -> None:
         while self.cuts.take():
-            for frame in self.pieces("GET", f"/sessions/{self.session}/events", headers=SSE):
+            for frame in self.read_connection("GET", f"/sessions/{self.session}/events", headers=SSE):
                 self.take(frame)
 
     def take(self, frame: Frame) -> None:
         if not frame.id:
             return
         before = self.place[0]
-        self.moved(frame)
+        self.check_position(frame)
         seq, n = frame.place
         if seq != (before if n else before + 1):
             self.failures.append(f"{self.session}: {frame.event} {frame.id} comes after the event {before}")
         if not n:
             self.hashes[seq] = frame.data["hash"]
 
-    def compared(self, session: Session, server: ServerProcess) -> list[str]:
-        """Read the rest without a cut; then all of the log was told, and nothing else."""
+    def compare_with_log(self, session: Session, server: ServerProcess) -> list[str]:
+        """Read the rest without a cut; then the reader has all of the log, and nothing else."""
         if self.place[0] < session.head:
             headers = SSE | ({"Last-Event-ID": self.last} if self.last else {})
-            wire = Wire(server.port, "GET", f"/sessions/{self.session}/events", headers=headers)
+            wire = RawConnection(server.port, "GET", f"/sessions/{self.session}/events", headers=headers)
             wire.send()
             for frame in wire.frames():
                 self.take(frame)
@@ -183,7 +183,7 @@ class RunReader(Reader):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.answers = self.told_anew = 0
+        self.answers = self.repeated = 0
         self._own = 0
 
     def work(self) -> None:
@@ -204,8 +204,8 @@ class RunReader(Reader):
             path, key = f"/sessions/{self.session}/message/stream", {"Idempotency-Key": question}
             self.cuts.take()
             self.heard.append("|")
-            for frame in self.pieces("POST", path, body=body, headers=key):
-                self.moved(frame)
+            for frame in self.read_connection("POST", path, body=body, headers=key):
+                self.check_position(frame)
                 self.take(frame)
             if time.monotonic() - began > STUCK:
                 raise RuntimeError(f"{question!r} has no end; the last was {self.last!r}")
@@ -215,7 +215,7 @@ class RunReader(Reader):
         data = frame.data
         self.heard.append(f"{frame.event} {frame.id}")
         if frame.event == "message_start":
-            self.told_anew += data["step"] == self.step
+            self.repeated += data["step"] == self.step
             self.step, self.blocks = data["step"], {}
         elif frame.event.endswith("_delta") and frame.event != "message_delta":
             text = data.get("text", data.get("input_json", ""))

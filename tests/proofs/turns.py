@@ -1,8 +1,8 @@
 """B2 and B8 for turns: processes killed at every crash point of a turn, poisoned by it, or stopped inside it.
 
 A turn has one reply with two parallel calls, another call, and an answer. Every tool leaves a file named by its call
-and its process, so what ran is known from outside, whatever the log says. What must stay true: what may not be repeated
-is not, what is not known is told as unknown, and what a model is sent would be taken by any provider.
+and its process, so what ran is known without the log. What must stay true: what may not be repeated
+is not, what is not known is reported as unknown, and what a model is sent would be taken by any provider.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from holdfast.stores.base import Store
 from holdfast.stores.lease import DEFAULT_SECONDS
 from holdfast.testing import call
 from holdfast.testing.crash import Acknowledge, Child, Point, Work, crash_points, run_in_child
-from tests.kit.crash_workload import settle
+from tests.kit.crash_workload import wait_for_other_connections
 from tests.proofs import Report, proof
-from tests.proofs.crashes import Opener, openers, scratch, short_leases
+from tests.proofs.crashes import Opener, make_openers, make_scratch_directory, shorten_leases
 
 A, B, C = call("send", {"text": "a"}), call("put", {"text": "b"}), call("send", {"text": "c"})
 QUESTION, ANOTHER, LAST = "do both, then one more", "never mind: what now?", "are you there?"
-AT_ONCE = DEFAULT_SECONDS / 2  # seconds: whoever waits for the lease of a dead process takes longer than that
+AT_ONCE = DEFAULT_SECONDS / 2  # seconds: waiting for the lease of a dead process takes longer than that
 DEATHS_IN_RECOVERY = 3  # fewer than the attempts after which a turn is parked
-LEASE = 1.0  # seconds, for those who are stopped and not dead
-IN_TRANSACTION = ("before events", "between events and head", "before commit")  # one who stops here holds locks
+LEASE = 1.0  # seconds, for processes that are stopped and not dead
+IN_TRANSACTION = ("before events", "between events and head", "before commit")  # a process that stops here holds locks
 DELTAS = "between deltas"  # a third of all points, and much like each other: taken every fifth time
 
 # -- what a provider takes -------------------------------------------------------------------------------------------
 
 
-def faults_in(messages: Sequence[Message], *, of_several_agents: bool = False) -> list[str]:
+def find_message_faults(messages: Sequence[Message], *, of_several_agents: bool = False) -> list[str]:
     """Why a provider would refuse these messages: calls without results at once behind them, or the reverse.
 
     In the messages of a session two agents may have used the same call id: each agent's model sees the calls of the
@@ -80,25 +80,25 @@ def faults_in(messages: Sequence[Message], *, of_several_agents: bool = False) -
     return found
 
 
-def refused(request: ModelRequest) -> list[str]:
+def find_request_faults(request: ModelRequest) -> list[str]:
     """Why a provider would refuse a request."""
     last = request.messages[-1].role if request.messages else "nobody"
     wrong = [] if last in ("user", "tool") else [f"{last} has the last word in a request"]
-    return faults_in(request.messages) + wrong
+    return find_message_faults(request.messages) + wrong
 
 
 # -- a turn whose effects can be seen --------------------------------------------------------------------------------
 
 
 @dataclass
-class Effects:
+class ToolEffects:
     """What tools did, as files: `tool|call|process|number`, made before the result can be known."""
 
     directory: Path
     _count: Any = field(default_factory=count)
 
-    def make(self, name: str, key: str) -> bool:
-        """The effect; False if the call had it before. Whoever did it is on record in any case."""
+    def record(self, name: str, key: str) -> bool:
+        """Record the start of a tool and its effect; False if the call had the effect before."""
         (self.directory / f"{name}|{key}|{os.getpid()}|{next(self._count)}").touch()
         try:
             os.close(os.open(self.directory / f"done {name} {key}", os.O_CREAT | os.O_EXCL))
@@ -106,30 +106,32 @@ class Effects:
         except FileExistsError:
             return False
 
-    def seen(self) -> list[tuple[str, str, int]]:
+    def list_starts(self) -> list[tuple[str, str, int]]:
         """Every start of a tool: its name, its call's key, its process."""
         names = [path.name.split("|") for path in self.directory.iterdir() if "|" in path.name]
         return sorted((name, key, int(pid)) for name, key, pid, _ in names)
 
 
-def working_agent(effects: Effects, tell: Callable[[Any], None] = lambda _: None, *, parallel: bool = True) -> Agent:
+def make_working_agent(
+    effects: ToolEffects, report: Callable[[Any], None] = lambda _: None, *, parallel: bool = True
+) -> Agent:
     """Answers every question with the same turn: it follows from the request alone how far that is."""
     script = [["Both.", A, B], C] if parallel else [A, B, C]
 
     @tool
     def send(text: str, ctx: ToolContext) -> str:
         """Send something that cannot be called back."""
-        return f"sent {text}" if effects.make("send", ctx.idempotency_key) else "sent twice!"
+        return f"sent {text}" if effects.record("send", ctx.idempotency_key) else "sent twice!"
 
     @tool(idempotent=True)
     async def put(text: str, ctx: ToolContext) -> str:
         """Put something where it may be already."""
-        effects.make("put", ctx.idempotency_key)
+        effects.record("put", ctx.idempotency_key)
         return f"put {text}"
 
     def reply(request: ModelRequest) -> Any:
-        for problem in refused(request):
-            tell(["refused", problem])
+        for problem in find_request_faults(request):
+            report(["refused", problem])
         question = max(at for at, message in enumerate(request.messages) if message.role == "user")
         turn = request.messages[question + 1 :]
         replies = sum(message.role == "assistant" for message in turn)
@@ -140,12 +142,12 @@ def working_agent(effects: Effects, tell: Callable[[Any], None] = lambda _: None
     return Agent(provider="scripted", script=reply, tools=[send, put], name="worker")
 
 
-def asking(opener: Opener, name: str, effects: Effects, *, awaited: bool, parallel: bool = True) -> Work:
+def make_asking_work(opener: Opener, name: str, effects: ToolEffects, *, awaited: bool, parallel: bool = True) -> Work:
     """The process that is to die: it asks the question."""
 
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
-            session = Session.open(name, store=store, agent=working_agent(effects, acknowledge, parallel=parallel))
+            session = Session.open(name, store=store, agent=make_working_agent(effects, acknowledge, parallel=parallel))
             acknowledge(["pid", os.getpid()])
             response = asyncio.run(session.run_async(QUESTION)) if awaited else session.run(QUESTION)
             acknowledge(["answer", response.text])
@@ -153,12 +155,14 @@ def asking(opener: Opener, name: str, effects: Effects, *, awaited: bool, parall
     return work
 
 
-def finishing(opener: Opener, name: str, effects: Effects, *, how: str, awaited: bool, parallel: bool = True) -> Work:
+def make_finishing_work(
+    opener: Opener, name: str, effects: ToolEffects, *, how: str, awaited: bool, parallel: bool = True
+) -> Work:
     """Another process: it takes up what it finds, or settles it with a question of its own; then asks once more."""
 
     def work(acknowledge: Acknowledge) -> None:
         with opener() as store:
-            session = Session.open(name, store=store, agent=working_agent(effects, acknowledge, parallel=parallel))
+            session = Session.open(name, store=store, agent=make_working_agent(effects, acknowledge, parallel=parallel))
             acknowledge(["pid", os.getpid()])
             left = session.unfinished
             acknowledge(["left", left and [left.question, left.attempts, left.parked, left.unknown_calls]])
@@ -174,7 +178,7 @@ def finishing(opener: Opener, name: str, effects: Effects, *, how: str, awaited:
 
 
 def make_sessions(opener: Opener, names: Iterable[str]) -> None:
-    """Sessions are there before anybody dies in them; made by a child, because its parent must stay without threads."""
+    """Create sessions before a process is killed in them. A child does it: its parent must stay without threads."""
 
     def work(_: Acknowledge) -> None:
         with opener() as store:
@@ -194,21 +198,25 @@ def kill_turns(size: int, seed: int) -> Report:
     """Kill -9 at every crash point that a turn passes, `size` times each, and every second time in recoveries too."""
     figures, failures = [], []
     slowest = 0.0
-    with openers(durable=False) as fresh:
+    with make_openers(durable=False) as fresh:
         for kind, new in fresh.items():
             rng = random.Random(f"{seed} {kind}")
             opener = new()
-            points = turn_points(opener)
+            points = list_turn_points(opener)
             deaths = recovery_deaths = again = unknown = 0
             todo = [(point, nth) for nth in range(size) for point in points if nth % 5 == 0 or point.name != DELTAS]
             make_sessions(opener, [f"k{number}" for number in range(len(todo))])
             for number, (point, nth) in enumerate(todo):
                 how = ("resume", "settle")[(nth + number) % 2]
-                relapses = rng.randrange(1, DEATHS_IN_RECOVERY + 1) if nth >= 2 and rng.random() < 0.5 else 0
-                found = life(opener, f"k{number}", point, how, [rng.choice(points) for _ in range(relapses)], rng)
-                failures += [f"{kind}, {point}, {how}, relapses {relapses}: {failure}" for failure in found.failures]
+                later_deaths = rng.randrange(1, DEATHS_IN_RECOVERY + 1) if nth >= 2 and rng.random() < 0.5 else 0
+                found = kill_and_recover(
+                    opener, f"k{number}", point, how, [rng.choice(points) for _ in range(later_deaths)], rng
+                )
+                failures += [
+                    f"{kind}, {point}, {how}, relapses {later_deaths}: {failure}" for failure in found.failures
+                ]
                 deaths += 1
-                recovery_deaths += found.relapses
+                recovery_deaths += found.later_deaths
                 again += found.repeated
                 unknown += found.unknown
                 slowest = max(slowest, found.seconds)
@@ -220,41 +228,45 @@ def kill_turns(size: int, seed: int) -> Report:
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} wrong", failures=failures)
 
 
-def turn_points(opener: Opener, *, parallel: bool = True) -> list[Point]:
+def list_turn_points(opener: Opener, *, parallel: bool = True) -> list[Point]:
     """The crash points of a turn in a session that is there."""
-    with scratch(memory=True) as directory:
+    with make_scratch_directory(memory=True) as directory:
         make_sessions(opener, ["listed"])
-        everything = crash_points(asking(opener, "listed", Effects(directory), awaited=False, parallel=parallel))
+        everything = crash_points(
+            make_asking_work(opener, "listed", ToolEffects(directory), awaited=False, parallel=parallel)
+        )
     return [point for point in everything if point.name != "migration applied"]
 
 
 @dataclass
-class Life:
-    """What became of a turn whose processes died."""
+class TurnOutcome:
+    """The result of a turn whose processes were killed."""
 
     failures: list[str] = field(default_factory=list)
-    relapses: int = 0
+    later_deaths: int = 0
     repeated: int = 0
     unknown: int = 0
     seconds: float = 0.0
 
 
-def life(opener: Opener, name: str, point: Point, how: str, relapses: Sequence[Point], rng: random.Random) -> Life:
-    """Ask and die, recover and die, recover; then look at what is there."""
-    found = Life()
-    with scratch(memory=True) as directory:
-        effects = Effects(directory)
-        first = run_in_child(asking(opener, name, effects, awaited=rng.random() < 0.5), at=point)
+def kill_and_recover(
+    opener: Opener, name: str, point: Point, how: str, later_deaths: Sequence[Point], rng: random.Random
+) -> TurnOutcome:
+    """Kill a process that asks, kill some that resume, let the last one finish; then check the session."""
+    found = TurnOutcome()
+    with make_scratch_directory(memory=True) as directory:
+        effects = ToolEffects(directory)
+        first = run_in_child(make_asking_work(opener, name, effects, awaited=rng.random() < 0.5), at=point)
         told = list(first.acknowledged)
         if first.error:
             found.failures.append(first.error)
         heirs: list[list[Any]] = []
-        for relapse in (*relapses, None):
+        for relapse in (*later_deaths, None):
             awaited = rng.random() < 0.5
-            end = run_in_child(finishing(opener, name, effects, how=how, awaited=awaited), at=relapse)
+            end = run_in_child(make_finishing_work(opener, name, effects, how=how, awaited=awaited), at=relapse)
             if end.error or (relapse is None and not end.acknowledged[-1:]):
                 found.failures.append(end.error or "nobody finished the turn")
-            found.relapses += end.killed
+            found.later_deaths += end.killed
             heirs.append(end.acknowledged)
             told += end.acknowledged
             if not end.killed:  # it died, or there was nothing left to die in
@@ -266,21 +278,23 @@ def life(opener: Opener, name: str, point: Point, how: str, relapses: Sequence[P
             if found.seconds > AT_ONCE:
                 found.failures.append(f"the lease of a dead process was waited for: {found.seconds:.1f} s")
         with opener() as store:
-            settle(store)
-            judge(Session.open(name, store=store), effects, told, last, how, found)
+            wait_for_other_connections(store)
+            compare_with_log(Session.open(name, store=store), effects, told, last, how, found)
     return found
 
 
-def judge(session: Session, effects: Effects, told: Sequence[Any], last: dict[str, Any], how: str, found: Life) -> None:
-    """Compare the log with the files and with what the processes were told."""
+def compare_with_log(
+    session: Session, effects: ToolEffects, told: Sequence[Any], last: dict[str, Any], how: str, found: TurnOutcome
+) -> None:
+    """Compare the log with the files and with the acknowledgements of the processes."""
     store, log = session.store, session.log
     events = session.events(limit=None)
-    found.failures += sound(store, session)
+    found.failures += find_session_faults(store, session)
     pids = [item[1] for item in told if item[0] == "pid"]
-    starts = effects.seen()
+    starts = effects.list_starts()
     turns = {event.run: [each for each in events if each.run == event.run] for event in events if event.run}
     for run, own in turns.items():
-        found.failures += effects_of_turn(run, own, starts, log.uid, heir=pids[-1], found=found)
+        found.failures += check_effects_of_turn(run, own, starts, log.uid, heir=pids[-1], found=found)
     orphans = [key for _, key, _ in starts if key.split(":")[1] not in turns]
     found.failures += [f"{key} ran and its turn is not in the log" for key in orphans]
     ends = Counter(own[-1].type for own in turns.values())
@@ -293,8 +307,8 @@ def judge(session: Session, effects: Effects, told: Sequence[Any], last: dict[st
     if len(answers) != wanted:
         found.failures.append(f"{wanted} turns have {len(answers)} answers")
     questions = Counter(message.text for message in session.messages if message.role == "user")
-    asked = range(1, 2 + found.relapses)  # one who died may have asked
-    if questions[QUESTION] > 1 or questions[LAST] not in asked or questions[ANOTHER] > 1 + found.relapses:
+    asked = range(1, 2 + found.later_deaths)  # a killed process may have asked
+    if questions[QUESTION] > 1 or questions[LAST] not in asked or questions[ANOTHER] > 1 + found.later_deaths:
         found.failures.append(f"questions: {dict(questions)}")
     if answers and answers[-1].text != "sent a; put b; sent c":
         ordered = sorted(answers[-1].text.split("; "))
@@ -302,8 +316,8 @@ def judge(session: Session, effects: Effects, told: Sequence[Any], last: dict[st
             found.failures.append(f"the last turn ended with {answers[-1].text!r}")
 
 
-def sound(store: Store, session: Session) -> list[str]:
-    """What is wrong with a session in which nobody is at work."""
+def find_session_faults(store: Store, session: Session) -> list[str]:
+    """Find what is wrong with a session that no process works on."""
     log = session.log
     failures = []
     verdict = store.verify(log)
@@ -314,7 +328,7 @@ def sound(store: Store, session: Session) -> list[str]:
         failures.append(f"the log is not dense: {seqs}")
     if store.rebuild_view(log) != store.view(log):
         failures.append("the view is not what the events give")
-    failures += [f"messages: {fault}" for fault in faults_in(session.messages, of_several_agents=True)]
+    failures += [f"messages: {fault}" for fault in find_message_faults(session.messages, of_several_agents=True)]
     if store.view(log).turn is not None:
         failures.append("the session is stuck in a turn")
     if store.lease(log) is not None:
@@ -322,8 +336,8 @@ def sound(store: Store, session: Session) -> list[str]:
     return failures
 
 
-def effects_of_turn(
-    run: str, own: Sequence[Event], starts: Iterable[tuple[str, str, int]], uid: str, *, heir: int, found: Life
+def check_effects_of_turn(
+    run: str, own: Sequence[Event], starts: Iterable[tuple[str, str, int]], uid: str, *, heir: int, found: TurnOutcome
 ) -> list[str]:
     """What the tools of one turn did, against what the log says of them."""
     failures: list[str] = []
@@ -371,39 +385,39 @@ def effects_of_turn(
 
 @proof("B2", ci=1, long=20)
 def poison_turns(size: int, seed: int) -> Report:
-    """A turn that ends its process each time is parked, keeps nobody else waiting, and is settled by a new message."""
+    """A turn that ends its process each time is parked, delays no other session, and is settled by a new message."""
     figures, failures = [], []
-    with openers(durable=False) as fresh:
+    with make_openers(durable=False) as fresh:
         for kind, new in fresh.items():
             opener = new()
             for number in range(size):
                 for where in ("tool", "model"):
-                    found, deaths = poisoned(opener, f"p{number}-{where}", where)
+                    found, deaths = run_poisoned_turn(opener, f"p{number}-{where}", where)
                     failures += [f"{kind}, in the {where}: {failure}" for failure in found]
             figures.append(f"{kind} {2 * size} turns parked after {deaths} deaths")
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} wrong", failures=failures)
 
 
-def poisoned(opener: Opener, name: str, where: str) -> tuple[list[str], int]:
+def run_poisoned_turn(opener: Opener, name: str, where: str) -> tuple[list[str], int]:
     """Let a turn end its process until it is parked; what is wrong, and how many died."""
     failures: list[str] = []
     make_sessions(opener, [name, f"{name}-other"])
-    with scratch(memory=True) as directory:
-        effects = Effects(directory)
+    with make_scratch_directory(memory=True) as directory:
+        effects = ToolEffects(directory)
 
         @tool(idempotent=True)
         def poison(ctx: ToolContext) -> str:
-            effects.make("poison", ctx.idempotency_key)
+            effects.record("poison", ctx.idempotency_key)
             os._exit(3)
 
         def reply(request: ModelRequest) -> Any:
-            if refused(request):
+            if find_request_faults(request):
                 return "refused"
             if request.messages[-1].text == LAST:
                 return "here"
             if where == "tool":
                 return call("poison")
-            effects.make("poison", "a:b:c")
+            effects.record("poison", "a:b:c")
             os._exit(3)
 
         def work(acknowledge: Acknowledge) -> None:
@@ -433,15 +447,15 @@ def poisoned(opener: Opener, name: str, where: str) -> tuple[list[str], int]:
             if end.acknowledged[1:]:
                 parked = end.acknowledged[1:]
                 break
-        runs = len(effects.seen())
+        runs = len(effects.list_starts())
         if parked is None or parked[0][::2] != ["parked", True] or parked[1:] != ["here"]:
             failures.append(f"after {deaths} deaths: {parked}")
         elif not parked[0][1] <= runs <= parked[0][1] + 1:
             failures.append(f"it ran {runs} times in {parked[0][1]} attempts")
         with opener() as store:
-            settle(store)
+            wait_for_other_connections(store)
             session = Session.open(name, store=store)
-            failures += sound(store, session)
+            failures += find_session_faults(store, session)
             if [message.text for message in session.messages][-2:] != [LAST, "here"]:
                 failures.append(f"messages: {session.messages}")
     return failures, deaths
@@ -458,20 +472,20 @@ def zombie_turns(size: int, seed: int) -> Report:
     stops their process.
     """
     figures, failures = [], []
-    with openers(durable=False) as fresh, short_leases(LEASE):
+    with make_openers(durable=False) as fresh, shorten_leases(LEASE):
         for kind, new in fresh.items():
             opener = new()
-            points = [point for point in turn_points(opener, parallel=False) if point.name not in IN_TRANSACTION]
+            points = [point for point in list_turn_points(opener, parallel=False) if point.name not in IN_TRANSACTION]
             first, last = {point.name: point for point in reversed(points)}, {point.name: point for point in points}
             more = random.Random(seed).sample(points, min(size, len(points)))
             chosen = sorted({*first.values(), *last.values(), *more})
-            failures += [f"{kind}, {failure}" for failure in zombies(opener, chosen)]
+            failures += [f"{kind}, {failure}" for failure in wake_stopped_processes(opener, chosen)]
             figures.append(f"{kind} {len(chosen)} zombies")
     return Report(figures=f"{'; '.join(figures)}; {len(failures)} wrote, ran a tool or hung", failures=failures)
 
 
 @dataclass
-class Zombie:
+class StoppedProcess:
     """A process that was stopped at a point of its turn."""
 
     name: str
@@ -482,43 +496,45 @@ class Zombie:
     head: int = 0  # of the log, once the turn was finished by another
 
 
-def zombies(opener: Opener, points: Sequence[Point]) -> list[str]:
+def wake_stopped_processes(opener: Opener, points: Sequence[Point]) -> list[str]:
     """One process for each point, stopped there; all of their turns are taken over, then all wake."""
     failures: list[str] = []
-    stopped: list[Zombie] = []
+    stopped: list[StoppedProcess] = []
     with ExitStack() as stack:
-        effects = Effects(stack.enter_context(scratch(memory=True)))
+        effects = ToolEffects(stack.enter_context(make_scratch_directory(memory=True)))
         make_sessions(opener, [f"z{number}" for number in range(len(points))])
         for number, point in enumerate(points):
-            work = asking(opener, f"z{number}", effects, awaited=False, parallel=False)
-            child = stack.enter_context(Child(stopping(work, point)))
+            work = make_asking_work(opener, f"z{number}", effects, awaited=False, parallel=False)
+            child = stack.enter_context(Child(stop_at_point(work, point)))
             state = os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             if state is not None and state.si_code == os.CLD_STOPPED:
-                stopped.append(Zombie(f"z{number}", point, child))
+                stopped.append(StoppedProcess(f"z{number}", point, child))
             else:
                 failures.append(f"{point}: it was not stopped: {child.wait().error}")
         with opener() as store:
-            for zombie in stopped:
-                session = Session.open(zombie.name, store=store)
-                zombie.uid, zombie.began = session.log.uid, session.head > 1
-        for zombie in stopped:
-            end = run_in_child(finishing(opener, zombie.name, effects, how="resume", awaited=False, parallel=False))
+            for process in stopped:
+                session = Session.open(process.name, store=store)
+                process.uid, process.began = session.log.uid, session.head > 1
+        for process in stopped:
+            end = run_in_child(
+                make_finishing_work(opener, process.name, effects, how="resume", awaited=False, parallel=False)
+            )
             if end.error or end.killed:
-                failures.append(f"{zombie.point}: nobody could take over: {end.error}")
-            failures += [f"{zombie.point}: refused: {item[1]}" for item in refusals(end.acknowledged)]
-            zombie.head = head_of(opener, zombie.name)
-        known = effects.seen()
-        for zombie in stopped:
-            zombie.child.signal(signal.SIGCONT)
-            failures += [f"{zombie.point}: {wrong}" for wrong in awoken(opener, zombie)]
-        points_by_uid = {zombie.uid: zombie.point for zombie in stopped if zombie.began}
-        for name, key, _pid in (Counter(effects.seen()) - Counter(known)).elements():
+                failures.append(f"{process.point}: nobody could take over: {end.error}")
+            failures += [f"{process.point}: refused: {item[1]}" for item in list_refusals(end.acknowledged)]
+            process.head = read_head(opener, process.name)
+        known = effects.list_starts()
+        for process in stopped:
+            process.child.signal(signal.SIGCONT)
+            failures += [f"{process.point}: {wrong}" for wrong in check_woken_process(opener, process)]
+        points_by_uid = {process.uid: process.point for process in stopped if process.began}
+        for name, key, _pid in (Counter(effects.list_starts()) - Counter(known)).elements():
             if key.split(":")[0] in points_by_uid:
-                failures.append(f"{points_by_uid[key.split(':')[0]]}: the zombie started {name}")
+                failures.append(f"{points_by_uid[key.split(':')[0]]}: the stopped process started {name}")
     return failures
 
 
-def stopping(work: Work, point: Point) -> Work:
+def stop_at_point(work: Work, point: Point) -> Work:
     """The same work in a process that stops itself at a point."""
 
     def armed(acknowledge: Acknowledge) -> None:
@@ -539,34 +555,34 @@ def stopping(work: Work, point: Point) -> Work:
     return armed
 
 
-def awoken(opener: Opener, zombie: Zombie) -> list[str]:
-    """What a zombie did when it went on. One that was stopped before its turn was in the log has missed nothing."""
-    end = zombie.child.wait()
+def check_woken_process(opener: Opener, stopped: StoppedProcess) -> list[str]:
+    """Check what a stopped process did after it woke. One that was stopped before its turn was in the log may go on."""
+    end = stopped.child.wait()
     answered = [item for item in end.acknowledged if item[0] == "answer"]
-    failures = [f"the zombie's request would be refused: {item[1]}" for item in refusals(end.acknowledged)]
+    failures = [f"the zombie's request would be refused: {item[1]}" for item in list_refusals(end.acknowledged)]
     with opener() as store:
-        session = Session.open(zombie.name, store=store)
-        failures += sound(store, session)
-        if not zombie.began:
+        session = Session.open(stopped.name, store=store)
+        failures += find_session_faults(store, session)
+        if not stopped.began:
             return failures if answered else [*failures, f"it ended with {end.error}"]
-        if answered and not is_last(session, zombie.point):
+        if answered and not is_last(session, stopped.point):
             failures.append(f"the zombie was answered {answered}")
         if not answered and StaleEpoch.__name__ not in (end.error or ""):
             failures.append(f"the zombie ended with {end.error}")
-        if session.head != zombie.head:
-            failures.append(f"the zombie wrote: the log went from {zombie.head} to {session.head}")
+        if session.head != stopped.head:
+            failures.append(f"the zombie wrote: the log went from {stopped.head} to {session.head}")
     return failures
 
 
 def is_last(session: Session, point: Point) -> bool:
-    """Whether a turn that was stopped there had its end stored: then nobody took it over, and it has its answer."""
+    """Whether a turn that was stopped there had its end stored: then no process took it over, and it has its answer."""
     return point.name.startswith("after ") and not session.events(types=["turn.resumed"], limit=1)
 
 
-def head_of(opener: Opener, name: str) -> int:
+def read_head(opener: Opener, name: str) -> int:
     with opener() as store:
         return Session.open(name, store=store).head
 
 
-def refusals(told: Sequence[Any]) -> list[Any]:
+def list_refusals(told: Sequence[Any]) -> list[Any]:
     return [item for item in told if item[0] == "refused"]

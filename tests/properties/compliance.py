@@ -1,6 +1,6 @@
-"""Sessions that are pruned, undone, redacted, erased, held, swept, forked and deleted, held against a model.
+"""Sessions that are pruned, undone, redacted, erased, held, swept, forked and deleted, compared with a model.
 
-Every text holds a word of its own, so that what a session shows tells which events it comes from. What must stay true:
+Every text holds a word of its own, so that a text shows which event it comes from. What must stay true:
 an event's hash never changes; a session shows words of its own events only, and of none that is erased; what is visible
 is what the model says; what a model would be sent is what a provider takes.
 """
@@ -36,29 +36,29 @@ from holdfast.worker.sweep import sweep
 WORD = re.compile(r"w\d{8}x")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 DAY = 86_400_000_000
-MOST = 6  # sessions of one history
+MAX_SESSIONS = 6  # sessions of one history
 
 
-class Wrong(AssertionError):
-    """Something that must not be."""
+class Violation(AssertionError):
+    """A session is not what the model says."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ShownState:
     """What a session showed after some event."""
 
     visible: tuple[int, ...] = ()
-    cuts: tuple[tuple[tuple[int, ...], int | None], ...] = ()  # (visible before, seq of the summary), oldest first
+    prunes: tuple[tuple[tuple[int, ...], int | None], ...] = ()  # (visible before, seq of the summary), oldest first
     state: tuple[tuple[str, int], ...] = ()  # name and event
 
 
 @dataclass(slots=True)
-class Told:
+class ExpectedSession:
     """What the model knows of one session."""
 
     session: Session
-    now: Point = field(default_factory=Point)
-    past: dict[int, Point] = field(default_factory=dict)
+    now: ShownState = field(default_factory=ShownState)
+    history: dict[int, ShownState] = field(default_factory=dict)
     hashes: dict[int, bytes] = field(default_factory=dict)
     ttl: float | None = None
     archive_after: float | None = None
@@ -68,7 +68,7 @@ class Told:
     failed: bool = False
     released: bool = False
     erased: bool = False
-    active: int = 0  # when somebody used it last
+    active: int = 0  # the time of the last activity
 
     @property
     def id(self) -> str:
@@ -88,75 +88,77 @@ def keep(text: str, ctx: ToolContext) -> str:
     return "kept"
 
 
-class History:
-    """A history of random operations on one store; `play` gives what is wrong, or nothing."""
+class RandomHistory:
+    """A history of random operations on one store; `run` returns what is wrong, or nothing."""
 
     def __init__(self, store: Store, seed: str) -> None:
         self.rng = random.Random(seed)
         self.clock = FixedClock(start=1_700_000_000_000_000, tick=1000)
         self.store = store.for_tenant(f"{store.tenant} keeping {seed}".strip())
         self.store.clock = self.clock
-        self.told: list[Told] = []
+        self.sessions: list[ExpectedSession] = []
         self.words: dict[bytes, set[str]] = {}  # by the event's hash
         self.attached: dict[str, str] = {}  # words that are attached bytes, by their digest
-        self.gone: set[str] = set()  # words that nobody may show any more
+        self.erased_words: set[str] = set()  # words that no session may show
         self.erased: set[bytes] = set()
         self.done: Counter[str] = Counter()
         self.refused: list[str] = []
         self._numbers = count(1)
         self._names = count(1)
-        self.open()
+        self.open_session()
 
     # -- playing -------------------------------------------------------------------------------------------------------
 
-    def play(self, operations: int) -> list[str]:
-        deeds: list[str] = []
+    def run(self, operations: int) -> list[str]:
+        performed: list[str] = []
         try:
             for number in range(operations):
-                deed = self.rng.choices(DEEDS, WEIGHTS)[0] if self.told else History.open
-                deeds.append(deed.__name__)
-                one = self.rng.choice(self.told) if self.told else None
-                if deed is History.open:
-                    self.open()
+                operation = self.rng.choices(OPERATIONS, WEIGHTS)[0] if self.sessions else RandomHistory.open_session
+                performed.append(operation.__name__)
+                one = self.rng.choice(self.sessions) if self.sessions else None
+                if operation is RandomHistory.open_session:
+                    self.open_session()
                 elif one is not None:
-                    self.perform(deed, one)
-                self.done[deed.__name__] += 1
+                    self.perform(operation, one)
+                self.done[operation.__name__] += 1
                 if number % 8 == 7:
                     self.check_all()
             self.check_all()
-        except Wrong as wrong:
-            return [f"after {' '.join(deeds[-12:])}: {wrong}"]
+        except Violation as violation:
+            return [f"after {' '.join(performed[-12:])}: {violation}"]
         except AgentError as error:
-            return [f"after {' '.join(deeds[-12:])}: {error!r}"]
+            return [f"after {' '.join(performed[-12:])}: {error!r}"]
         except Exception as error:
-            return [f"after {' '.join(deeds[-12:])} it broke: {error!r}"]
+            return [f"after {' '.join(performed[-12:])} it broke: {error!r}"]
         return []
 
-    def perform(self, deed: Callable[..., None], one: Told) -> None:
+    def perform(self, operation: Callable[..., None], one: ExpectedSession) -> None:
         """Do it; refusals that the model foresees change nothing."""
         before = one.session.head
         try:
-            deed(self, one)
+            operation(self, one)
         except ImmutableSession:
-            self.expect(self.is_locked(one), f"{deed.__name__} of {one.id}: it is not immutable")
-            self.expect(one.session.head == before, f"{deed.__name__} of {one.id} was refused and wrote")
+            self.expect(self.is_locked(one), f"{operation.__name__} of {one.id}: it is not immutable")
+            self.expect(one.session.head == before, f"{operation.__name__} of {one.id} was refused and wrote")
         except SessionHeld:
-            self.expect(any(each.held for each in self.told), f"{deed.__name__} of {one.id}: nothing is held")
-            self.expect(one.session.head == before, f"{deed.__name__} of {one.id} was refused and wrote")
+            self.expect(any(each.held for each in self.sessions), f"{operation.__name__} of {one.id}: nothing is held")
+            self.expect(one.session.head == before, f"{operation.__name__} of {one.id} was refused and wrote")
         except LifecycleError:
-            self.expect(one.erased or one.archived, f"{deed.__name__} of {one.id}: it is neither erased nor archived")
+            self.expect(
+                one.erased or one.archived, f"{operation.__name__} of {one.id}: it is neither erased nor archived"
+            )
 
     def expect(self, holds: bool, complaint: str) -> None:
         if not holds:
-            raise Wrong(complaint)
+            raise Violation(complaint)
 
-    def word(self) -> str:
+    def make_word(self) -> str:
         return f"w{next(self._numbers):08}x"
 
-    def is_locked(self, one: Told) -> bool:
+    def is_locked(self, one: ExpectedSession) -> bool:
         return one.immutable and not one.erased and (one.ttl is None or self.clock.time < one.active + one.ttl * DAY)
 
-    def look(self, one: Told, point: Point, *, active: bool = True) -> None:
+    def record_events(self, one: ExpectedSession, point: ShownState, *, active: bool = True) -> None:
         """Take in what an operation appended, and that nothing before it changed."""
         rows = self.store.read(one.session.log, max(one.hashes, default=0) + 1)
         for row in rows:
@@ -168,70 +170,72 @@ class History:
                 if found and row.type != "summary.added":
                     self.words[row.hash] = found
         one.now = point
-        one.past[max(one.hashes)] = point
+        one.history[max(one.hashes)] = point
         if active:
             one.active = rows[-1].at if rows else one.active
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
-    def open(self) -> None:
-        if len(self.told) >= MOST:
+    def open_session(self) -> None:
+        if len(self.sessions) >= MAX_SESSIONS:
             return
         rng = self.rng
         ttl = rng.choice((None, None, 5.0, 30.0))
         archive = rng.choice((None, 2.0)) if ttl is not None else None
         retention = {"ttl_days": ttl, "archive_after_days": archive, "immutable": rng.random() < 0.15}
-        session = Session(f"s{next(self._names)}", store=self.store, title=self.word(), retention=retention)
-        one = Told(session, ttl=ttl, archive_after=archive, immutable=bool(retention["immutable"]))
-        self.told.append(one)
-        self.look(one, Point())
+        session = Session(f"s{next(self._names)}", store=self.store, title=self.make_word(), retention=retention)
+        one = ExpectedSession(session, ttl=ttl, archive_after=archive, immutable=bool(retention["immutable"]))
+        self.sessions.append(one)
+        self.record_events(one, ShownState())
 
-    def say(self, one: Told) -> None:
+    def add_messages(self, one: ExpectedSession) -> None:
         messages = []
         for _ in range(self.rng.randint(1, 3)):
             if self.rng.random() < 0.5:
-                messages.append(Message.assistant(self.word()))
+                messages.append(Message.assistant(self.make_word()))
                 continue
-            data = self.word().encode()
+            data = self.make_word().encode()
             self.attached[sha256(data).hexdigest()] = data.decode()
             extra = [File(data=data, media_type="x/y")] if self.rng.random() < 0.3 else []
-            messages.append(Message.user(f"we speak of {self.word()}", *extra))
+            messages.append(Message.user(f"we speak of {self.make_word()}", *extra))
         if self.rng.random() < 0.05 and not one.now.visible:
-            messages.insert(0, Message("system", [self.word()]))
-        self._refuse_erased(one, lambda: one.session.add_messages(messages, once=self.rng.choice((None, self.word()))))
-        self._grown(one)
+            messages.insert(0, Message("system", [self.make_word()]))
+        self._refuse_erased(
+            one, lambda: one.session.add_messages(messages, once=self.rng.choice((None, self.make_word())))
+        )
+        self._record_new_messages(one)
 
-    def _refuse_erased(self, one: Told, act: Callable[[], Any]) -> None:
+    def _refuse_erased(self, one: ExpectedSession, act: Callable[[], Any]) -> None:
         act()
         self.expect(not one.erased, f"{one.id} was erased and took something")
 
-    def _grown(self, one: Told) -> None:
+    def _record_new_messages(self, one: ExpectedSession) -> None:
         """What came in last stands at the end."""
         rows = self.store.read(one.session.log, max(one.hashes) + 1, types=MESSAGE_TYPES)
         new = tuple(row.seq for row in rows)
-        self.look(one, Point(one.now.visible + new, one.now.cuts, self._state_after(one)))
+        self.record_events(one, ShownState(one.now.visible + new, one.now.prunes, self._read_state(one)))
 
-    def _state_after(self, one: Told) -> tuple[tuple[str, int], ...]:
+    def _read_state(self, one: ExpectedSession) -> tuple[tuple[str, int], ...]:
         rows = self.store.read(one.session.log, max(one.hashes) + 1, types=["state.set"])
         state = dict(one.now.state) | {Event(row).data["name"]: row.seq for row in rows}
         return tuple(sorted(state.items()))
 
-    def set_state(self, one: Told) -> None:
+    def set_state(self, one: ExpectedSession) -> None:
         name = self.rng.choice(("a", "b"))
-        self._refuse_erased(one, lambda: one.session.set_state(name, self.word()))
-        self.look(one, Point(one.now.visible, one.now.cuts, self._state_after(one)))
+        self._refuse_erased(one, lambda: one.session.set_state(name, self.make_word()))
+        self.record_events(one, ShownState(one.now.visible, one.now.prunes, self._read_state(one)))
 
-    def add_fact(self, one: Told) -> None:
-        self._refuse_erased(one, lambda: one.session.facts.add(self.word()))
-        self.look(one, one.now)
+    def add_fact(self, one: ExpectedSession) -> None:
+        self._refuse_erased(one, lambda: one.session.facts.add(self.make_word()))
+        self.record_events(one, one.now)
 
-    def run(self, one: Told) -> None:
+    def run_turn(self, one: ExpectedSession) -> None:
         rng = self.rng
         fails = rng.random() < 0.2
         script: list[Any] = []
         for _ in range(rng.randint(0, 2)):
-            script.append([self.word(), *[self._call() for _ in range(rng.randint(1, 2))]])
-        script.append(error("no more") if fails else self.word())
+            script.append([self.make_word(), *[self._call() for _ in range(rng.randint(1, 2))]])
+        script.append(error("no more") if fails else self.make_word())
         steps = iter(script)
 
         def reply(request: ModelRequest) -> Any:
@@ -243,25 +247,25 @@ class History:
         agent = Agent(provider="scripted", script=reply, tools=[note, keep, remember], max_retries=0)
         before = one.session.head
         try:
-            one.session.run(f"what of {self.word()}?", agent=agent)
+            one.session.run(f"what of {self.make_word()}?", agent=agent)
         except LifecycleError:
             raise
         except AgentError as failure:
             self.expect(fails, f"a turn of {one.id} failed: {failure!r}")
         one.failed, one.released = fails, one.released and False
         if self.refused:
-            raise Wrong(self.refused[0])
+            raise Violation(self.refused[0])
         if fails:
-            self.look(one, Point(one.now.visible, one.now.cuts, self._state_after(one)))
+            self.record_events(one, ShownState(one.now.visible, one.now.prunes, self._read_state(one)))
             self.expect(one.session.head > before, f"a failed turn of {one.id} is not in the log")
         else:
-            self._grown(one)
+            self._record_new_messages(one)
 
     def _call(self) -> Any:
-        word = self.word()
+        word = self.make_word()
         return call(self.rng.choice(("note", "keep", "remember")), {"text": word}, id=f"c-{word[1:-1]}")
 
-    def prune(self, one: Told) -> None:
+    def prune(self, one: ExpectedSession) -> None:
         rng, size = self.rng, self.rng.randint(1, 5)
         chosen = set(rng.sample(one.now.visible, k=len(one.now.visible) // 2))
 
@@ -297,44 +301,46 @@ class History:
                 after.append(summary)
             if seq not in gone:
                 after.append(seq)
-        self.look(one, Point(tuple(after), (*one.now.cuts, (before, summary))[-32:], one.now.state), active=False)
-        self._whole_exchanges(one)
+        self.record_events(
+            one, ShownState(tuple(after), (*one.now.prunes, (before, summary))[-32:], one.now.state), active=False
+        )
+        self._check_exchanges(one)
 
-    def undo(self, one: Told) -> None:
+    def undo(self, one: ExpectedSession) -> None:
         done = one.session.undo_prune()
-        self.expect(done == bool(one.now.cuts), f"{one.id}: undo_prune gave {done}, cuts {one.now.cuts}")
+        self.expect(done == bool(one.now.prunes), f"{one.id}: undo_prune gave {done}, cuts {one.now.prunes}")
         if done:
-            *cuts, (before, summary) = one.now.cuts
+            *cuts, (before, summary) = one.now.prunes
             later = tuple(seq for seq in one.now.visible if seq not in before and seq != summary)
-            self.look(one, Point(before + later, tuple(cuts), one.now.state), active=False)
-            self._whole_exchanges(one)
+            self.record_events(one, ShownState(before + later, tuple(cuts), one.now.state), active=False)
+            self._check_exchanges(one)
 
-    def clear(self, one: Told) -> None:
+    def clear(self, one: ExpectedSession) -> None:
         one.session.clear()
-        self.look(one, Point(state=one.now.state))
+        self.record_events(one, ShownState(state=one.now.state))
 
-    def rewind(self, one: Told) -> None:
-        to = self.rng.choice(sorted(one.past))
+    def rewind(self, one: ExpectedSession) -> None:
+        to = self.rng.choice(sorted(one.history))
         one.session.rewind(to)
-        then = one.past[to]
-        self.look(one, Point(then.visible, (), then.state))
+        then = one.history[to]
+        self.record_events(one, ShownState(then.visible, (), then.state))
 
-    def fork(self, one: Told) -> None:
-        if len(self.told) >= MOST or one.erased:
+    def fork(self, one: ExpectedSession) -> None:
+        if len(self.sessions) >= MAX_SESSIONS or one.erased:
             return
-        at = self.rng.choice((None, self.rng.choice(sorted(one.past))))
+        at = self.rng.choice((None, self.rng.choice(sorted(one.history))))
         session = one.session.fork(f"s{next(self._names)}", at=at)
-        point = one.now if at is None else one.past[at]
+        point = one.now if at is None else one.history[at]
         base = session.log.base
-        child = Told(session, past={seq: each for seq, each in one.past.items() if seq <= base})
+        child = ExpectedSession(session, history={seq: each for seq, each in one.history.items() if seq <= base})
         child.hashes = {seq: hash for seq, hash in one.hashes.items() if seq <= base}
         given = session.retention or {}
         child.ttl, child.immutable = given.get("ttl_days"), bool(given.get("immutable"))
         child.archive_after = given.get("archive_after_days")
-        self.told.append(child)
-        self.look(child, point)
+        self.sessions.append(child)
+        self.record_events(child, point)
 
-    def redact(self, one: Told) -> None:
+    def redact(self, one: ExpectedSession) -> None:
         kinds = (*MESSAGE_TYPES, "state.set", "fact.added", "session.created")
         rows = [row for row in self.store.read(one.session.log, types=kinds) if row.hash not in self.erased]
         if not rows or one.erased:
@@ -342,59 +348,61 @@ class History:
         row = self.rng.choice(rows)
         done = one.session.redact(row.seq, reason="asked", actor="officer")
         self.expect(not one.held, f"{one.id} is held and event {row.seq} was redacted")
-        self._buried({row.hash})
-        if row.type in ("message.added", "model.replied"):  # whatever repeats it goes with it
-            self.gone |= self.words.get(row.hash, set())
+        self._mark_erased({row.hash})
+        if row.type in ("message.added", "model.replied"):  # its copies are erased with it
+            self.erased_words |= self.words.get(row.hash, set())
         for seq in done.also:
-            self._buried({each.hashes[seq] for each in self.told if seq in each.hashes and self._is_erased(each, seq)})
-        for each in self.told:  # the record is in the log that holds the event
+            self._mark_erased(
+                {each.hashes[seq] for each in self.sessions if seq in each.hashes and self._is_erased(each, seq)}
+            )
+        for each in self.sessions:  # the record is in the log that holds the event
             if max(each.hashes) < each.session.head:
-                self.look(each, each.now, active=False)
+                self.record_events(each, each.now, active=False)
 
-    def _is_erased(self, one: Told, seq: int) -> bool:
+    def _is_erased(self, one: ExpectedSession, seq: int) -> bool:
         rows = self.store.read(one.session.log, seq, seq)
         return bool(rows) and rows[0].body is None
 
-    def _buried(self, hashes: set[bytes]) -> None:
+    def _mark_erased(self, hashes: set[bytes]) -> None:
         self.erased |= hashes
 
-    def erase(self, one: Told) -> None:
+    def erase(self, one: ExpectedSession) -> None:
         if self.rng.random() < 0.6:
             return
         one.session.erase(reason="asked", actor="officer")
         self.expect(not one.held, f"{one.id} is held and was erased")
-        self._buried({hash for seq, hash in one.hashes.items() if seq > one.session.log.base})
+        self._mark_erased({hash for seq, hash in one.hashes.items() if seq > one.session.log.base})
         one.erased, one.immutable = True, False
-        self.look(one, Point(), active=False)
-        self._went_with_it()
-        for each in self.told:
+        self.record_events(one, ShownState(), active=False)
+        self._mark_erased_with_fork()
+        for each in self.sessions:
             if max(each.hashes) < each.session.head:
-                self.look(each, each.now, active=False)
+                self.record_events(each, each.now, active=False)
 
-    def _went_with_it(self) -> None:
+    def _mark_erased_with_fork(self) -> None:
         """What forks made of an erased session goes with it; and a deleted parent that only the erased still need."""
-        using = {hash for each in self.told if not each.erased for hash in each.hashes.values()}
-        for each in self.told:
+        using = {hash for each in self.sessions if not each.erased for hash in each.hashes.values()}
+        for each in self.sessions:
             for row in self.store.read(each.session.log):
                 if row.body is None and (row.type in ("summary.added", "session.forked") or row.hash not in using):
-                    self._buried({row.hash})
+                    self._mark_erased({row.hash})
 
-    def delete(self, one: Told) -> None:
-        if len(self.told) < 2:
+    def delete(self, one: ExpectedSession) -> None:
+        if len(self.sessions) < 2:
             return
         self.store.delete(one.id)
         self.expect(not one.held and not self.is_locked(one), f"{one.id} is held or immutable and was deleted")
-        self.told.remove(one)
+        self.sessions.remove(one)
 
-    def hold(self, one: Told) -> None:
+    def toggle_hold(self, one: ExpectedSession) -> None:
         if one.held:
             one.session.release("no more")
         else:
             one.session.hold("a case", actor="officer")
         one.held, one.released = not one.held, one.held
-        self.look(one, one.now, active=False)
+        self.record_events(one, one.now, active=False)
 
-    def keep(self, one: Told) -> None:
+    def set_retention(self, one: ExpectedSession) -> None:
         ttl = self.rng.choice((None, 1.0, 5.0, 60.0))
         locked = self.is_locked(one)
         shorter = ttl is not None and (one.ttl is None or ttl < one.ttl)
@@ -402,45 +410,45 @@ class History:
         same = one.session.head == max(one.hashes)
         self.expect(same or not locked, f"{one.id}: its retention was weakened ({shorter})")
         one.ttl, one.immutable, one.archive_after = ttl, False, None
-        self.look(one, one.now, active=False)
+        self.record_events(one, one.now, active=False)
 
-    def sweep(self, one: Told) -> None:
+    def sweep(self, one: ExpectedSession) -> None:
         """Some days pass, and the sweep comes by until it has nothing to do."""
         self.clock.time += int(self.rng.choice((0.5, 3, 10)) * DAY)
-        wanted = {each.id for each in self.told if self._is_over(each)}
+        wanted = {each.id for each in self.sessions if self._is_due(each)}
         dry = sweep(self.store, dry_run=True)
         purged: set[str] = set()
         for _ in range(3):
             report = sweep(self.store, batch=self.rng.choice((1, 2, 100)))
             self.expect(not report.busy, "nobody else sweeps")
             purged |= set(report.purged)
-            for each in self.told:
+            for each in self.sessions:
                 if each.id in report.archived:
                     self.expect(not each.archived, f"{each.id} was archived twice")
                     each.archived = True
-                    self.look(each, each.now, active=False)
+                    self.record_events(each, each.now, active=False)
         self.expect(set(dry.purged) <= purged, f"the dry run said {dry.purged}, purged were {purged}")
-        erased = {each.id for each in self.told if each.erased}  # what is left of them may stay as evidence
+        erased = {each.id for each in self.sessions if each.erased}  # what is left of them may stay as evidence
         self.expect(purged - erased == wanted - erased, f"purged {sorted(purged)}, due were {sorted(wanted)}")
-        self.told = [each for each in self.told if each.id not in purged]
-        for each in self.told:
+        self.sessions = [each for each in self.sessions if each.id not in purged]
+        for each in self.sessions:
             self.expect(self.store.exists(each.id), f"{each.id} is gone")
 
-    def _is_over(self, one: Told) -> bool:
+    def _is_due(self, one: ExpectedSession) -> bool:
         settled = one.released or not one.failed
         return one.ttl is not None and one.active + one.ttl * DAY <= self.clock.time and not one.held and settled
 
-    def reopen(self, one: Told) -> None:
+    def reopen(self, one: ExpectedSession) -> None:
         if one.archived and not one.erased:
             one.session.reopen()
             one.archived = False
-            self.look(one, one.now)
+            self.record_events(one, one.now)
 
-    def search(self, one: Told) -> None:
+    def search(self, one: ExpectedSession) -> None:
         words = sorted(set().union(*self.words.values())) if self.words else []
         if words and not one.erased and one.session.log.key is None:
             found = one.session.search(self.rng.choice(words))
-            self._own_words(one, " ".join(message.text for message in found), "its search")
+            self._check_words(one, " ".join(message.text for message in found), "its search")
             seqs = {message.seq or 0 for message in found}
             self.expect(seqs <= set(one.now.visible), f"{one.id} finds what it hides")
             erased = {seq for seq in seqs if one.hashes[seq] in self.erased}
@@ -449,10 +457,10 @@ class History:
     # -- what must be true ---------------------------------------------------------------------------------------------
 
     def check_all(self) -> None:
-        for one in self.told:
+        for one in self.sessions:
             self.check(one)
 
-    def check(self, one: Told) -> None:
+    def check(self, one: ExpectedSession) -> None:
         session, log = one.session, one.session.log
         verdict = session.verify()
         self.expect(bool(verdict), f"{one.id} does not verify: {verdict.reason}")
@@ -472,37 +480,43 @@ class History:
         self.expect(seqs == one.now.visible, f"{one.id} shows {seqs} instead of {one.now.visible}")
         state = {name for name, seq in one.now.state if one.hashes[seq] not in self.erased}
         self.expect(set(session.state) == state or one.erased, f"{one.id} has the state {session.state}, not {state}")
-        shown = [session.export(), str(session.to_dict()), session.brief(), str([_bytes(each) for each in messages])]
+        shown = [
+            session.export(),
+            str(session.to_dict()),
+            session.brief(),
+            str([_read_bytes(each) for each in messages]),
+        ]
         for text, where in zip(shown, ("its export", "its document", "its brief", "its files"), strict=True):
-            self._own_words(one, text, where)
+            self._check_words(one, text, where)
 
-    def _own_words(self, one: Told, text: str, where: str) -> None:
+    def _check_words(self, one: ExpectedSession, text: str, where: str) -> None:
         mine: set[str] = set()
         for hash in one.hashes.values():
             if hash not in self.erased:
                 mine |= self.words.get(hash, set())
-        strange = set(WORD.findall(text)) - (mine - self.gone)
+        strange = set(WORD.findall(text)) - (mine - self.erased_words)
         self.expect(not strange, f"{where} in {one.id} has {sorted(strange)}, which are not its own or were erased")
 
-    def _whole_exchanges(self, one: Told) -> None:
-        """No call without its result and no result without its call, as far as nobody redacted one of them."""
+    def _check_exchanges(self, one: ExpectedSession) -> None:
+        """No call without its result and no result without its call, unless one of them was redacted."""
         if not any(one.hashes[seq] in self.erased for seq in one.now.visible):
             messages = one.session.messages
             self.expect(repair_history(messages) == messages, f"{one.id} has half an exchange: {messages}")
 
 
-def _bytes(message: Message) -> bytes:
+def _read_bytes(message: Message) -> bytes:
     return b" ".join(part.data for part in message.parts if isinstance(part, File) and part.data)
 
 
-DEEDS: tuple[Callable[..., None], ...]
+OPERATIONS: tuple[Callable[..., None], ...]
 WEIGHTS: tuple[int, ...]
-DEEDS, WEIGHTS = zip(
+OPERATIONS, WEIGHTS = zip(
     *{
-        History.open: 2, History.say: 16, History.set_state: 4, History.add_fact: 2, History.run: 8,
-        History.prune: 10, History.undo: 5, History.clear: 1, History.rewind: 3, History.fork: 5,
-        History.redact: 5, History.erase: 1, History.delete: 2, History.hold: 2, History.keep: 2,
-        History.sweep: 2, History.reopen: 2, History.search: 3,
+        RandomHistory.open_session: 2, RandomHistory.add_messages: 16, RandomHistory.set_state: 4,
+        RandomHistory.add_fact: 2, RandomHistory.run_turn: 8, RandomHistory.prune: 10, RandomHistory.undo: 5,
+        RandomHistory.clear: 1, RandomHistory.rewind: 3, RandomHistory.fork: 5, RandomHistory.redact: 5,
+        RandomHistory.erase: 1, RandomHistory.delete: 2, RandomHistory.toggle_hold: 2, RandomHistory.set_retention: 2,
+        RandomHistory.sweep: 2, RandomHistory.reopen: 2, RandomHistory.search: 3,
     }.items(),
     strict=True,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -37,58 +38,59 @@ from holdfast.stores.erasure import plan_redaction
 from holdfast.stores.lease import Claim, encode_holder
 from holdfast.testing import error
 from holdfast.worker.sweep import sweep
-from tests.kit.power_loss import survey
-from tests.proofs.audit import SQLiteBackdoor, altered, altered_export, places
+from tests.kit.power_loss import survey_crashes
+from tests.proofs.audit import RawSQLite, check_alteration, check_altered_export, open_databases
 from tests.proofs.models import (
-    carried,
-    database,
-    directory,
-    every_fault,
-    family,
+    check_field,
+    find_unexplained,
+    inject_every_fault,
     lost_on_the_wire,
-    played,
-    snapshots_every,
-    unexplained,
+    make_directory,
+    open_database,
+    run_episode,
+    run_family,
+    take_snapshots_every,
 )
-from tests.properties.compliance import History
+from tests.properties.compliance import RandomHistory
 from tests.properties.fields import FIELDS
-from tests.properties.game import Game
+from tests.properties.random_operations import RandomOperations
+from tests.properties.store_comparison import StoreSide
 from tests.properties.strings import CORPUS
-from tests.properties.table import World
 
 
-def _game(seed: int) -> list[str]:
-    with _stores() as (memory, sqlite):
+def _compare_stores(seed: int) -> list[str]:
+    with _open_stores() as (memory, sqlite):
         for episode in range(1, 80):
-            if found := played([memory, sqlite], seed, episode, 200):
+            if found := run_episode([memory, sqlite], seed, episode, 200):
                 return found
     return []
 
 
-def _families(seed: int) -> list[str]:
-    with _stores() as stores:
+def _run_families(seed: int) -> list[str]:
+    with _open_stores() as stores:
         for number in range(150):
-            if found := family(stores[number % 2], f"{seed}/{number}", free=False):
+            if found := run_family(stores[number % 2], f"{seed}/{number}", free=False):
                 return found
     return []
 
 
-def _rebuild(seed: int) -> list[str]:
-    with _stores() as stores, snapshots_every(7):
+def _rebuild_projections(seed: int) -> list[str]:
+    with _open_stores() as stores, take_snapshots_every(7):
         for episode in range(1, 8):
-            game = Game(stores, seed, episode)
-            game.play(200)
-            if found := unexplained(game.worlds[1], game.shelf.made, Counter()):
+            operations = RandomOperations(stores, seed, episode)
+            operations.run(200)
+            if found := find_unexplained(operations.sides[1], operations.tenant.live_names, Counter()):
                 return found
     return []
 
 
-def _text(seed: int) -> list[str]:
+def _round_trip_text(seed: int) -> list[str]:
     found: list[str | None] = []
-    with _stores() as stores:
+    with _open_stores() as stores:
         for number, text in enumerate(CORPUS[:20]):
             found += [
-                carried([World(store) for store in stores], f"{name}{number}", text, name, Counter()) for name in FIELDS
+                check_field([StoreSide(store) for store in stores], f"{name}{number}", text, name, Counter())
+                for name in FIELDS
             ]
     for value in (float("nan"), float("inf"), 2**64, b"x", (1,), {1: 2}, "\ud800"):
         try:
@@ -99,7 +101,7 @@ def _text(seed: int) -> list[str]:
     return [complaint for complaint in found if complaint]
 
 
-def _power(seed: int) -> list[str]:
+def _lose_power(seed: int) -> list[str]:
     def workload(path: str, vfs: str, acknowledge: Callable[[int], None]) -> None:
         with SQLiteStore(path, vfs=vfs) as store:
             session = Session("s", store=store)
@@ -115,13 +117,13 @@ def _power(seed: int) -> list[str]:
             return f"lost {lost} of {len(acknowledged)} acknowledged" if lost else None
 
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    found = survey(workload, check, seed=seed, states=120, directory=place)
+    found = survey_crashes(workload, check, seed=seed, states=120, directory=place)
     return [f"{found.complaints} of {found.states}: {found.first}"] if found.complaints else []
 
 
-def _tenants(seed: int) -> list[str]:
+def _mix_tenants(seed: int) -> list[str]:
     found: list[str] = []
-    with _stores() as stores:
+    with _open_stores() as stores:
         for store in stores:
             ours, theirs = store.for_tenant("ours"), store.for_tenant("theirs")
             Session("s", store=ours, user_id="u").add_message(Message.user("secret"))
@@ -137,7 +139,7 @@ def _tenants(seed: int) -> list[str]:
     return found
 
 
-def _tampering(seed: int) -> list[str]:
+def _tamper_with_log(seed: int) -> list[str]:
     """Alter an event together with its own hash: the link to the next one must show it."""
     store = MemoryStore()
     session = Session("s", store=store)
@@ -149,8 +151,8 @@ def _tampering(seed: int) -> list[str]:
     return [] if verdict.first_bad == 3 else [f"an altered event was not noticed: {verdict}"]
 
 
-def _salts(seed: int) -> list[str]:
-    with _stores() as stores:
+def _check_salts(seed: int) -> list[str]:
+    with _open_stores() as stores:
         for store in stores:
             session = Session("s", store=store)
             session.add_message(Message.user("same"))
@@ -161,10 +163,10 @@ def _salts(seed: int) -> list[str]:
     return []
 
 
-def _group(seed: int) -> list[str]:
+def _commit_group(seed: int) -> list[str]:
     """Jobs that write and are then refused, in one transaction with jobs that are not."""
     errors: list[str] = []
-    with _stores() as (_, store):
+    with _open_stores() as (_, store):
         session = Session("s", store=store)
         gate = threading.Event()
 
@@ -211,10 +213,10 @@ def _group(seed: int) -> list[str]:
     )
 
 
-def _rivals(seed: int) -> list[str]:
-    """Two processes' stores on one database, each with its own idea of where the log stands and who may write."""
+def _write_from_two_stores(seed: int) -> list[str]:
+    """Two processes' stores on one database, each with its own cached head and epoch of the log."""
     rng, found = random.Random(seed), []
-    with database() as dsn, PostgresStore(dsn) as mine, PostgresStore(dsn) as yours:
+    with open_database() as dsn, PostgresStore(dsn) as mine, PostgresStore(dsn) as yours:
         sessions = [Session(f"rivals {seed}", store=store) for store in (mine, yours)]
         for number in range(30):
             rng.choice(sessions).add_message(Message.user(str(number)))
@@ -239,17 +241,17 @@ def _rivals(seed: int) -> list[str]:
     return found
 
 
-def _faults(seed: int) -> list[str]:
-    with directory() as home, SQLiteStore(home / "log.db") as faulty, SQLiteStore(home / "log.db") as observer:
-        return every_fault(faulty, observer, str(seed), Counter(), kinds=("after a write", "at a crash point"))
+def _inject_faults(seed: int) -> list[str]:
+    with make_directory() as home, SQLiteStore(home / "log.db") as faulty, SQLiteStore(home / "log.db") as observer:
+        return inject_every_fault(faulty, observer, str(seed), Counter(), kinds=("after a write", "at a crash point"))
 
 
-def _wire(seed: int) -> list[str]:
+def _lose_requests(seed: int) -> list[str]:
     return lost_on_the_wire(120, seed).failures
 
 
-def _copies(seed: int) -> list[str]:
-    with _stores() as stores:
+def _copy_sessions(seed: int) -> list[str]:
+    with _open_stores() as stores:
         for store in stores:
             mine = {"a": {"b": 1}}
             session = Session("s", store=store, metadata=mine, state={"v": [1]})
@@ -265,49 +267,50 @@ def _copies(seed: int) -> list[str]:
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
 
-def _histories(seed: int) -> list[str]:
-    with _stores() as stores, snapshots_every(7):
+def _run_histories(seed: int) -> list[str]:
+    with _open_stores() as stores, take_snapshots_every(7):
         for number in range(70):
-            if found := History(stores[number % 2], f"{seed}/{number}").play(50):
+            if found := RandomHistory(stores[number % 2], f"{seed}/{number}").run(50):
                 return found
     return []
 
 
-def _audit(seed: int) -> list[str]:
-    with directory() as home, places(postgres=False) as found:
+def _alter_logs(seed: int) -> list[str]:
+    with make_directory() as home, open_databases(postgres=False) as found:
         for number in range(900):
-            if wrong := altered(found[number % 2], f"{seed}/{number}", Counter()):
+            if wrong := check_alteration(found[number % 2], f"{seed}/{number}", Counter()):
                 return wrong
         exports = [session.export() for session in found[0].sessions]
         for number in range(300):
-            if wrong := altered_export(exports, home, f"{seed}/{number}", Counter()):
+            if wrong := check_altered_export(exports, home, f"{seed}/{number}", Counter()):
                 return wrong
     return []
 
 
-def _stale_plans(seed: int) -> list[str]:
+def _apply_stale_plans(seed: int) -> list[str]:
     """What was planned for a view or a log that has moved since must be refused."""
     found: list[str] = []
-    with _stores() as stores:
+    with _open_stores() as stores:
         for store in stores:
             session = Session("s", store=store)
             session.add_messages([Message.user(f"text {number}") for number in range(9)])
             plan = plan_prune(store, session.log, store.head(session.log), strategy_of("keep_last_3"))
             session.clear()
-            found += _not_refused(ViewChanged, lambda s=session, p=plan: s.store.append(s.log, p.drafts()))  # type: ignore[misc]
+            found += _expect_refusal(ViewChanged, lambda s=session, p=plan: s.store.append(s.log, p.drafts()))  # type: ignore[misc]
             other = Session("other", store=store)
             other.add_messages([Message.user(f"text {number}") for number in range(9)])
-            for number, meanwhile in enumerate((lambda s=other: s.prune("summarize_old", threshold=3), other.fork)):  # type: ignore[misc]
+            for number, other_change in enumerate((lambda s=other: s.prune("summarize_old", threshold=3), other.fork)):  # type: ignore[misc]
                 holder, burial = plan_redaction(store, other.log, 3 + number)
-                meanwhile()
+                other_change()
                 draft = Draft(
                     type="event.redacted", data={"seq": 3 + number, "reason": "x", **burial.record_data(holder)}
                 )
-                found += _not_refused(Conflict, lambda s=store, h=holder, d=draft, b=burial: s.apply_erasure(h, [d], b))  # type: ignore[misc]
+                erase = partial(store.apply_erasure, holder, [draft], burial)
+                found += _expect_refusal(Conflict, erase)
     return found
 
 
-def _not_refused(error: type[Exception], act: Callable[[], Any]) -> list[str]:
+def _expect_refusal(error: type[Exception], act: Callable[[], Any]) -> list[str]:
     try:
         act()
     except error:
@@ -315,17 +318,17 @@ def _not_refused(error: type[Exception], act: Callable[[], Any]) -> list[str]:
     return [f"{error.__name__} was expected"]
 
 
-def _guards(seed: int) -> list[str]:
+def _check_guards(seed: int) -> list[str]:
     """What must not be removed is not: by its owner, and by a sweep that looked a moment too early."""
     found: list[str] = []
-    with _stores() as stores:
+    with _open_stores() as stores:
         for store in stores:
             held = Session("held", store=store)
             held.hold("a case")
             kept = Session("kept", store=store, retention={"ttl_days": 9, "immutable": True})
             seq = kept.add_message(Message.user("text"))
-            found += _not_refused(SessionHeld, lambda s=store: s.delete("held"))  # type: ignore[misc]
-            found += _not_refused(SessionHeld, lambda h=held: h.erase(reason="x", actor="y"))  # type: ignore[misc]
+            found += _expect_refusal(SessionHeld, lambda s=store: s.delete("held"))  # type: ignore[misc]
+            found += _expect_refusal(SessionHeld, lambda h=held: h.erase(reason="x", actor="y"))  # type: ignore[misc]
             for act in (
                 lambda s=store: s.delete("kept"),  # type: ignore[misc]
                 kept.clear,
@@ -333,13 +336,13 @@ def _guards(seed: int) -> list[str]:
                 lambda k=kept, at=seq: k.redact(at, reason="x"),  # type: ignore[misc]
                 lambda k=kept: setattr(k, "retention", {"ttl_days": 1}),  # type: ignore[misc]
             ):
-                found += _not_refused(ImmutableSession, act)
-            found += _swept_too_early(store)
+                found += _expect_refusal(ImmutableSession, act)
+            found += _sweep_too_early(store)
     return found
 
 
-def _swept_too_early(store: Store) -> list[str]:
-    """Sessions that come to life between the look of a sweep and its act, or that are at work when it looks."""
+def _sweep_too_early(store: Store) -> list[str]:
+    """Sessions that are used between the plan of a sweep and its act, or that are running when it plans."""
     past = store.for_tenant("past")
     past.clock = clock = FixedClock(start=1_700_000_000_000_000)
     for name in ("used", "at work"):
@@ -360,34 +363,34 @@ def _swept_too_early(store: Store) -> list[str]:
     return [f"{store!r}: {name!r} was swept" for name in ("used", "at work") if not past.exists(name)]
 
 
-def _sealed(seed: int) -> list[str]:
+def _move_sealed_payloads(seed: int) -> list[str]:
     """A sealed payload that is put in another place does not open there, and a key that is changed opens all."""
     found: list[str] = []
     key, new = sha256(b"one").digest(), sha256(b"two").digest()
-    with directory() as home:
+    with make_directory() as home:
         with SQLiteStore(home / "log.db", key=key) as store:
             session = Session("s", store=store)
             session.add_messages([Message.user("mine"), Message.user("yours")])
-            door = SQLiteBackdoor(home / "log.db")
-            kept = door.take(session.log.number)
-            rows = list(kept.rows)
+            raw = RawSQLite(home / "log.db")
+            log_copy = raw.read_log(session.log.number)
+            rows = list(log_copy.rows)
             rows[1] = rows[1]._replace(body=rows[2].body)
-            door.put(session.log.number, replace(kept, rows=tuple(rows)))
-            found += _not_refused(WrongKey, lambda: session.messages)
-            door.put(session.log.number, kept)
+            raw.write_log(session.log.number, replace(log_copy, rows=tuple(rows)))
+            found += _expect_refusal(WrongKey, lambda: session.messages)
+            raw.write_log(session.log.number, log_copy)
             store.rotate_key(new)
-        found += _not_refused(WrongKey, lambda: SQLiteStore(home / "log.db", key=key).close())
+        found += _expect_refusal(WrongKey, lambda: SQLiteStore(home / "log.db", key=key).close())
         with SQLiteStore(home / "log.db", key=new) as store:
             texts = [message.text for message in Session.open("s", store=store).messages]
             found += [] if texts == ["mine", "yours"] else [f"after a change of the key: {texts}"]
     return found
 
 
-def _remains(seed: int) -> list[str]:
+def _find_remains(seed: int) -> list[str]:
     """What a redaction leaves in the file: no text, no digest of it, no word in the index."""
     found: list[str] = []
     secret = "confidential" * 800
-    with directory() as home:
+    with make_directory() as home:
         path = home / "log.db"
         with SQLiteStore(path) as store:
             session = Session("s", store=store)
@@ -406,7 +409,7 @@ def _remains(seed: int) -> list[str]:
     return found
 
 
-def _too_long(seed: int) -> list[str]:
+def _send_long_prompt(seed: int) -> list[str]:
     """A provider that always finds the prompt too long is asked twice, not for ever."""
     asked = []
 
@@ -418,35 +421,35 @@ def _too_long(seed: int) -> list[str]:
 
     session = Session("s", store=MemoryStore(), agent=Agent(provider="scripted", script=reply, max_retries=0))
     session.add_messages([Message.user("long " * 500) for _ in range(40)])
-    found = _not_refused(AgentError, lambda: session.run("and now?"))
+    found = _expect_refusal(AgentError, lambda: session.run("and now?"))
     return found + ([] if len(asked) == 2 else [f"asked {len(asked)} times"])
 
 
 @contextmanager
-def _stores() -> Iterator[list[Store]]:
-    with directory() as home, SQLiteStore(home / "log.db") as sqlite:
+def _open_stores() -> Iterator[list[Store]]:
+    with make_directory() as home, SQLiteStore(home / "log.db") as sqlite:
         yield [MemoryStore(), sqlite]
 
 
 DETECTORS: dict[str, Callable[[int], list[str]]] = {
-    "game": _game,
-    "families": _families,
-    "rebuild": _rebuild,
-    "text": _text,
-    "power": _power,
-    "tenants": _tenants,
-    "tampering": _tampering,
-    "salts": _salts,
-    "group": _group,
-    "rivals": _rivals,
-    "faults": _faults,
-    "wire": _wire,
-    "copies": _copies,
-    "histories": _histories,
-    "audit": _audit,
-    "stale plans": _stale_plans,
-    "guards": _guards,
-    "sealed": _sealed,
-    "remains": _remains,
-    "too long": _too_long,
+    "random operations": _compare_stores,
+    "families": _run_families,
+    "rebuild": _rebuild_projections,
+    "hostile text": _round_trip_text,
+    "power loss": _lose_power,
+    "tenants": _mix_tenants,
+    "tampering": _tamper_with_log,
+    "salts": _check_salts,
+    "group commit": _commit_group,
+    "two stores": _write_from_two_stores,
+    "faults": _inject_faults,
+    "lost requests": _lose_requests,
+    "copies": _copy_sessions,
+    "histories": _run_histories,
+    "altered logs": _alter_logs,
+    "stale plans": _apply_stale_plans,
+    "guards": _check_guards,
+    "sealed payloads": _move_sealed_payloads,
+    "remains of redaction": _find_remains,
+    "long prompts": _send_long_prompt,
 }

@@ -16,7 +16,7 @@ from holdfast.stores.base import Store
 Field = Callable[[Store, str, str], None]
 
 
-def _refused_whole(store: Store, id: str, act: Callable[[Session], None]) -> None:
+def _check_refusal(store: Store, id: str, act: Callable[[Session], None]) -> None:
     """Do it to a new session; if it is refused, nothing of it may be there."""
     session = Session(id, store=store)
     head = session.head
@@ -27,7 +27,7 @@ def _refused_whole(store: Store, id: str, act: Callable[[Session], None]) -> Non
         raise
 
 
-def _message(store: Store, id: str, text: str) -> None:
+def _check_message(store: Store, id: str, text: str) -> None:
     call = ToolCall(id="c" + text, name="n" + text, arguments={"k" + text: [text]})
     messages = [
         Message.user(text, author="a" + text, metadata={"m" + text: {text: text}}),
@@ -45,19 +45,19 @@ def _message(store: Store, id: str, text: str) -> None:
         assert [message.text.encode() for message in found[:3]] == [text.encode()] * 3
         session.search(text)
 
-    _refused_whole(store, id, act)
+    _check_refusal(store, id, act)
 
 
-def _state(store: Store, id: str, text: str) -> None:
+def _check_state(store: Store, id: str, text: str) -> None:
     def act(session: Session) -> None:
         value = [text, {"k" + text: text}]
         session.set_state("value", value)
         assert session.get_state("value") == value == session.state["value"]
 
-    _refused_whole(store, id, act)
+    _check_refusal(store, id, act)
 
 
-def _state_name(store: Store, id: str, text: str) -> None:
+def _check_state_name(store: Store, id: str, text: str) -> None:
     def act(session: Session) -> None:
         session.set_state(text, 1)
         assert session.get_state(text) == 1
@@ -65,10 +65,10 @@ def _state_name(store: Store, id: str, text: str) -> None:
         assert session.delete_state(text)
         assert session.state == {}
 
-    _refused_whole(store, id, act)
+    _check_refusal(store, id, act)
 
 
-def _fields(store: Store, id: str, text: str) -> None:
+def _check_fields(store: Store, id: str, text: str) -> None:
     try:
         session = Session(id, store=store, title=text, system=text, metadata={"k" + text: text}, work_dir="w" + text)
     except Exception:
@@ -82,33 +82,33 @@ def _fields(store: Store, id: str, text: str) -> None:
     assert (fork.title, fork.metadata) == (text + "!", session.metadata)
 
 
-def _fact(store: Store, id: str, text: str) -> None:
+def _check_fact(store: Store, id: str, text: str) -> None:
     def act(session: Session) -> None:
         fact = session.facts.add(text, status="s" + text, ref="r" + text)
         assert session.facts.all() == [fact]
         assert fact.text == text
 
-    _refused_whole(store, id, act)
+    _check_refusal(store, id, act)
 
 
-def _once(store: Store, id: str, text: str) -> None:
+def _check_key(store: Store, id: str, text: str) -> None:
     def act(session: Session) -> None:
         first = session.add_message(Message.user("once"), once=text)
         assert session.add_message(Message.user("once"), once=text) == first == session.head
 
-    _refused_whole(store, id, act)
+    _check_refusal(store, id, act)
 
 
-def _reason(store: Store, id: str, text: str) -> None:
+def _check_reason(store: Store, id: str, text: str) -> None:
     def act(session: Session) -> None:
         session.pause(text, actor="a" + text)
         event = session.events(limit=1)[0]
         assert (event.data["reason"], event.actor) == (text, "a" + text)
 
-    _refused_whole(store, id, act)
+    _check_refusal(store, id, act)
 
 
-def _owner(store: Store, id: str, text: str) -> None:
+def _check_owner(store: Store, id: str, text: str) -> None:
     try:
         session = Session(id, store=store, user_id=text, app_name=text)
     except Exception:
@@ -122,7 +122,7 @@ def _owner(store: Store, id: str, text: str) -> None:
     assert id in [one.id for one in Session.list(store=store, user_id=text, app_name=text, limit=1)]
 
 
-def _id(store: Store, id: str, text: str) -> None:
+def _check_id(store: Store, id: str, text: str) -> None:
     before = len(store.list_sessions())
     try:
         session = Session(text, store=store)
@@ -135,7 +135,7 @@ def _id(store: Store, id: str, text: str) -> None:
     assert store.delete(text)
 
 
-def _copies(store: Store, id: str, text: str) -> None:
+def _check_copies(store: Store, id: str, text: str) -> None:
     """Out and in again, as an export and as a document."""
 
     def act(session: Session) -> None:
@@ -152,18 +152,18 @@ def _copies(store: Store, id: str, text: str) -> None:
         assert session.export("markdown")
         assert session.export("html")
 
-    _refused_whole(store, id, act)
+    _check_refusal(store, id, act)
 
 
 FIELDS: dict[str, Field] = {
-    "message": _message,
-    "state": _state,
-    "state name": _state_name,
-    "fields": _fields,
-    "fact": _fact,
-    "once": _once,
-    "reason": _reason,
-    "owner": _owner,
-    "id": _id,
-    "copies": _copies,
+    "message": _check_message,
+    "state": _check_state,
+    "state name": _check_state_name,
+    "fields": _check_fields,
+    "fact": _check_fact,
+    "once": _check_key,
+    "reason": _check_reason,
+    "owner": _check_owner,
+    "id": _check_id,
+    "copies": _check_copies,
 }

@@ -20,7 +20,7 @@ from holdfast.stores.base import Log, Store
 CACHES = ("snapshots", "words", "indexed")
 
 
-def complaints(store: Store, log: Log, *, past: bool = True) -> Iterator[str]:
+def find_complaints(store: Store, log: Log, *, past: bool = True) -> Iterator[str]:
     """What the store believes about a log and its events do not say; with its past, at every single point."""
     events = [Event(row) for row in store.walk(log)]
     if [event.seq for event in events] != list(range(1, store.head(log).head + 1)):
@@ -31,19 +31,19 @@ def complaints(store: Store, log: Log, *, past: bool = True) -> Iterator[str]:
         view.apply(event.seq, event.type, event.run, event.data)
         refs |= {name: ref for name, _, ref in names_of(event.seq, event.type, event.data)}
         if past or event is events[-1]:
-            yield from _at(store, log, event.seq, view, refs)
+            yield from _check_point(store, log, event.seq, view, refs)
     if store.head(log).view != view.to_bytes() or store.rebuild_view(log).to_bytes() != view.to_bytes():
         yield f"{log.id}: the view at the head is not the fold"
-    yield from _row(store, log, view, refs, events)
-    yield from _found(store, log, view, events)
+    yield from _check_row(store, log, view, refs, events)
+    yield from _check_search(store, log, view, events)
     if not store.verify(log):
         yield f"{log.id}: {store.verify(log)}"
 
 
-def complaints_without_caches(store: Store, log: Log) -> Iterator[str]:
+def find_complaints_without_caches(store: Store, log: Log) -> Iterator[str]:
     """The same, after everything that may be thrown away was."""
     forget_caches(store)
-    yield from complaints(store, log)
+    yield from find_complaints(store, log)
 
 
 def forget_caches(store: Store) -> None:
@@ -58,7 +58,7 @@ def forget_caches(store: Store) -> None:
         store.server.transaction(lambda db: [db.execute(f"DELETE FROM holdfast.{table}") for table in CACHES])
 
 
-def _at(store: Store, log: Log, at: int, view: View, refs: dict[str, int | None]) -> Iterator[str]:
+def _check_point(store: Store, log: Log, at: int, view: View, refs: dict[str, int | None]) -> Iterator[str]:
     if store.view(log, at).to_bytes() != view.to_bytes():
         yield f"{log.id}: view at {at} is {store.view(log, at)}, its events say {view}"
     for prefix in ("state/", "fact/"):
@@ -71,7 +71,7 @@ def _at(store: Store, log: Log, at: int, view: View, refs: dict[str, int | None]
             yield f"{log.id}: {name} at {at} is held by {event}, its events say {refs.get(name)}"
 
 
-def _row(store: Store, log: Log, view: View, refs: dict[str, int | None], events: list[Event]) -> Iterator[str]:
+def _check_row(store: Store, log: Log, view: View, refs: dict[str, int | None], events: list[Event]) -> Iterator[str]:
     if log.kind != "session":
         return
     info = store.info(log)
@@ -88,7 +88,7 @@ def _row(store: Store, log: Log, view: View, refs: dict[str, int | None], events
         yield f"{log.id}: the row was updated at {info.updated_at}, the last activity was at {active[-1]}"
 
 
-def _found(store: Store, log: Log, view: View, events: list[Event]) -> Iterator[str]:
+def _check_search(store: Store, log: Log, view: View, events: list[Event]) -> Iterator[str]:
     """Counting and searching, against reading every message."""
     said: dict[int, set[str]] = {}
     for first, last in view.visible:

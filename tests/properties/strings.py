@@ -1,4 +1,4 @@
-"""Text that means something to somebody on its way: terminals, SQL, JSON, event streams, C, Unicode itself."""
+"""Text with a special meaning to some layer: terminals, SQL, JSON, event streams, C, Unicode itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BLOCKS = (
 )  # fmt: skip
 
 
-def hostile(rng: random.Random) -> str:
+def draw_hostile_text(rng: random.Random) -> str:
     """A string that some layer might change, cut or choke on; one in ten is not valid Unicode."""
     kind = rng.random()
     if kind < 0.35:
@@ -51,11 +51,11 @@ def hostile(rng: random.Random) -> str:
     if kind < 0.55:
         return "".join(rng.choices(CORPUS, k=rng.randint(2, 5)))
     if kind < 0.57:
-        return "".join(hostile_characters(rng, 3)) * rng.randint(1000, 20_000)
-    return "".join(hostile_characters(rng, rng.randint(1, 60)))
+        return "".join(draw_hostile_characters(rng, 3)) * rng.randint(1000, 20_000)
+    return "".join(draw_hostile_characters(rng, rng.randint(1, 60)))
 
 
-def hostile_characters(rng: random.Random, count: int) -> list[str]:
+def draw_hostile_characters(rng: random.Random, count: int) -> list[str]:
     return [chr(rng.randrange(*rng.choice(BLOCKS))) for _ in range(count)]
 
 

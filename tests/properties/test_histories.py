@@ -13,7 +13,7 @@ from holdfast.policy.pruning import strategy_of
 from holdfast.prompt.compaction import plan_prune
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.base import Store
-from tests.properties.compliance import History, Wrong
+from tests.properties.compliance import RandomHistory, Violation
 
 PLAIN = "2026/2"  # begins with a session that may be pruned
 SEEDS = ("2026/2", "2026/13", "2026/19", "2026/97", "1/29", "2/26", "3/6", "3/15", "4/67", "7/3", "7/17", "7/45")
@@ -34,44 +34,44 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 class TestHistories:
     @pytest.mark.parametrize("seed", SEEDS)
     def test_nothing_is_changed_orphaned_or_raised_from_the_dead(self, store, seed):
-        history = History(store, seed)
-        assert history.play(50) == []
+        history = RandomHistory(store, seed)
+        assert history.run(50) == []
         assert history.done.total() == 50
 
 
 class TestTheModel:
     """A model that accepts everything proves nothing."""
 
-    def test_it_notices_what_it_was_not_told(self, store):
-        history = History(store, PLAIN)
-        (one,) = history.told
-        history.say(one)
+    def test_it_notices_an_event_that_it_did_not_record(self, store):
+        history = RandomHistory(store, PLAIN)
+        (one,) = history.sessions
+        history.add_messages(one)
         history.check(one)
         one.session.add_message(Message.user("behind its back"))
-        with pytest.raises(Wrong, match="not what it was"):
+        with pytest.raises(Violation, match="not what it was"):
             history.check(one)
 
     def test_it_notices_what_is_shown_and_was_pruned(self, store):
-        history = History(store, PLAIN)
-        (one,) = history.told
+        history = RandomHistory(store, PLAIN)
+        (one,) = history.sessions
         for _ in range(4):
-            history.say(one)
+            history.add_messages(one)
         one.session.prune("keep_last_1")
-        history.look(one, one.now)
-        with pytest.raises(Wrong, match="shows"):
+        history.record_events(one, one.now)
+        with pytest.raises(Violation, match="shows"):
             history.check(one)
 
     def test_it_notices_a_word_that_was_erased(self, store):
-        history = History(store, PLAIN)
-        (one,) = history.told
-        history.say(one)
-        history.gone |= set().union(*history.words.values())
-        with pytest.raises(Wrong, match="erased"):
+        history = RandomHistory(store, PLAIN)
+        (one,) = history.sessions
+        history.add_messages(one)
+        history.erased_words |= set().union(*history.words.values())
+        with pytest.raises(Violation, match="erased"):
             history.check(one)
 
 
 class TestPlansThatCameTooLate:
-    def test_a_summary_of_what_was_redacted_meanwhile_is_refused(self, store):
+    def test_a_summary_of_a_message_redacted_since_the_plan_is_refused(self, store):
         session = Session("s", store=store)
         session.add_messages([Message.user(f"secret {number}") for number in range(9)])
         plan = plan_prune(store, session.log, store.head(session.log), strategy_of("summarize_old", threshold=3))

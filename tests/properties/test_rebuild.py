@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.stores import MemoryStore, SQLiteStore, append
-from tests.properties.game import Game
-from tests.properties.rebuild import complaints, complaints_without_caches
+from tests.properties.random_operations import RandomOperations
+from tests.properties.rebuild import find_complaints, find_complaints_without_caches
 
 
 @settings(max_examples=10)
@@ -21,9 +21,9 @@ def test_every_projection_is_what_the_events_say(
     path: Path = tmp_path_factory.mktemp("rebuild") / "log.db"
     with pytest.MonkeyPatch.context() as patch, SQLiteStore(path) as sqlite:
         patch.setattr(append, "SNAPSHOT_EVERY", 7)  # short logs with many snapshots
-        game = Game([MemoryStore(), sqlite], seed, episode)
-        game.play(120)
-        for world in game.worlds:
-            for check in (complaints, complaints_without_caches):
-                for name in game.shelf.made:
-                    assert list(check(world.store, world.store.require("session", name))) == []
+        operations = RandomOperations([MemoryStore(), sqlite], seed, episode)
+        operations.run(120)
+        for side in operations.sides:
+            for check in (find_complaints, find_complaints_without_caches):
+                for name in operations.tenant.live_names:
+                    assert list(check(side.store, side.store.require("session", name))) == []

@@ -21,25 +21,25 @@ from holdfast.log.events import Draft
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.document_store import DocumentStore
-from tests.properties.families import left_over
+from tests.properties.families import count_leftovers
 
 STARTED, FINISHED = Draft(type="turn.started", run="r"), Draft(type="turn.finished", run="r")
 
 
-def texts(session: Session) -> list[str]:
+def list_texts(session: Session) -> list[str]:
     return [message.text for message in session.messages]
 
 
 @pytest.fixture
-def rivals(database: str, shared_postgres: PostgresStore) -> Iterator[list[Session]]:
+def two_sessions(database: str, shared_postgres: PostgresStore) -> Iterator[list[Session]]:
     """The same session as two processes hold it."""
     with PostgresStore(database) as other:
         first = Session(store=shared_postgres)
         yield [first, Session.open(first.id, store=other)]
 
 
-def test_a_refusal_is_never_made_from_memory(rivals: list[Session]) -> None:
-    mine, yours = rivals
+def test_a_refusal_is_never_made_from_memory(two_sessions: list[Session]) -> None:
+    mine, yours = two_sessions
     mine.close()
     yours.reopen()
     mine.pause()
@@ -55,7 +55,7 @@ def test_nothing_is_left_of_a_family_that_was_deleted(store: Store, order: tuple
     parent.fork("child").fork("grandchild").search("one")
     for name in order:
         assert store.delete(name)
-    assert list(left_over(store)) == []
+    assert list(count_leftovers(store)) == []
 
 
 def test_messages_cleared_during_a_turn_stay_cleared(store: Store) -> None:
@@ -64,7 +64,7 @@ def test_messages_cleared_during_a_turn_stay_cleared(store: Store) -> None:
     session.add_message(Message.user("from outside"))
     session.clear()
     store.append(session.log, [FINISHED])
-    assert texts(session) == []
+    assert list_texts(session) == []
 
 
 def test_a_message_added_with_the_start_of_a_turn_is_in_the_past_view(store: Store) -> None:
@@ -92,7 +92,7 @@ def test_a_fork_keeps_an_empty_title(store: Store) -> None:
 def test_an_export_with_any_line_end_in_it_can_be_imported(store: Store, end: str) -> None:
     session = Session(store=store)
     session.add_message(Message.user(f"one{end}two"))
-    assert texts(Session.import_(session.export(), session_id="copy", store=store)) == [f"one{end}two"]
+    assert list_texts(Session.import_(session.export(), session_id="copy", store=store)) == [f"one{end}two"]
 
 
 def test_an_imported_log_with_an_erased_event_verifies(store: Store) -> None:
@@ -103,7 +103,7 @@ def test_an_imported_log_with_an_erased_event_verifies(store: Store) -> None:
     lines[1] |= {"commitment": sha256(salt + data).hexdigest(), "message": None, "role": None}
     copy = Session.import_("\n".join(map(json.dumps, lines)), session_id="copy", store=store)
     assert copy.verify()
-    assert texts(copy) == ["[erased]", "rest"]
+    assert list_texts(copy) == ["[erased]", "rest"]
 
 
 @pytest.mark.parametrize("depth", range(56, 66))
@@ -145,12 +145,12 @@ def test_every_word_of_a_large_message_is_found(store: Store) -> None:
 def test_search_folds_what_only_decomposition_reveals(store: Store) -> None:
     session = Session(store=store)
     session.add_message(Message.user("ℌello"))
-    assert texts(session) == [message.text for message in session.search("hello")]
+    assert list_texts(session) == [message.text for message in session.search("hello")]
 
 
 @pytest.mark.parametrize("after", [2**31, 2**32, 2**33 + 1, 2**63, 2**70])
 def test_there_is_nothing_after_the_end(store: Store, after: int) -> None:
-    for _ in range(4):  # whatever number the log has inside
+    for _ in range(4):  # with several internal log numbers
         assert Session(store=store).events(after=after) == []
 
 
@@ -201,8 +201,8 @@ def test_an_author_is_checked_before_anything_is_locked(store: Store, who: Any) 
 # -- one store -------------------------------------------------------------------------------------------------------
 
 
-def batch(store: SQLiteStore, *jobs: Callable[[Any], Any]) -> list[BaseException | None]:
-    """Run jobs in one group commit, whatever the scheduler thinks; returns what each raised."""
+def run_batch(store: SQLiteStore, *jobs: Callable[[Any], Any]) -> list[BaseException | None]:
+    """Run jobs in one group commit, independent of the scheduler; returns what each raised."""
     gate, raised = threading.Event(), list[BaseException | None]([None] * len(jobs))
 
     def run(number: int, job: Callable[[Any], Any]) -> None:
@@ -228,7 +228,7 @@ def test_a_broken_job_is_answered_by_itself(tmp_path: Path) -> None:
         raise TypeError("a bug of its own")
 
     with SQLiteStore(tmp_path / "log.db") as store:
-        raised = batch(store, lambda db: db.execute("SELECT 1").fetchall(), broken, lambda db: None)
+        raised = run_batch(store, lambda db: db.execute("SELECT 1").fetchall(), broken, lambda db: None)
     assert [type(error) for error in raised] == [type(None), TypeError, type(None)]
 
 
@@ -237,7 +237,7 @@ def test_an_error_of_the_database_has_its_name_in_a_batch_too(tmp_path: Path) ->
         raise apsw.FullError("database or disk is full")
 
     with SQLiteStore(tmp_path / "log.db") as store:
-        raised = batch(store, lambda db: None, full)
+        raised = run_batch(store, lambda db: None, full)
     assert [type(error) for error in raised] == [type(None), StoreFull]
 
 
@@ -246,7 +246,7 @@ def test_a_failed_flush_in_a_batch_poisons_the_file(tmp_path: Path) -> None:
         raise apsw.IOError("disk I/O error")
 
     with SQLiteStore(tmp_path / "log.db") as store:
-        raised = batch(store, fails, lambda db: None)
+        raised = run_batch(store, fails, lambda db: None)
         assert isinstance(raised[0], StoreError)
         assert store.file.poison_reason
 
@@ -259,7 +259,7 @@ def test_a_search_is_content_with_one_connection(database: str) -> None:
 
 
 def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
-    """The answer to the first attempt is lost, and somebody takes the name before the second."""
+    """The answer to the first attempt is lost, and another process takes the name before the second."""
     with PostgresStore(database) as store, PostgresStore(database) as other:
         Session("namesake", store=store)
         real, calls = store.server.connection, list[int]()
@@ -273,7 +273,7 @@ def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
                 yield db
                 if len(calls) == 1:
                     db.close()
-                    raise store_lost()
+                    raise make_connection_error()
 
         store.server.connection = lossy  # type: ignore[method-assign]
         assert store.delete("namesake")
@@ -281,13 +281,13 @@ def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
         other.delete("namesake")
 
 
-def store_lost() -> Exception:
+def make_connection_error() -> Exception:
     import psycopg
 
     return psycopg.OperationalError("the connection is lost")
 
 
-def test_bytes_of_a_session_deleted_meanwhile_are_not_called_corrupt(durable_store: Store) -> None:
+def test_bytes_of_a_deleted_session_are_not_called_corrupt(durable_store: Store) -> None:
     session = Session(store=durable_store)
     session.add_message(Message.user("look", File(data=b"bytes", media_type="x/y")))
     digest = sha256(b"bytes").hexdigest()

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.proofs import Report
-from tests.real_model.engine import MODEL, NotServed, served
+from tests.real_model.engine import MODEL, EngineFailed, start_model
 from tests.real_model.formats import FORMATS
 from tests.real_model.proofs import PROOFS
-from tests.real_model.session_setup import Stage
-from tests.real_model.wire_recorder import Witness
+from tests.real_model.session_setup import ProofSetup
+from tests.real_model.wire_recorder import WireRecorder
 
 SEED = 2026
 SHOWN = 5
@@ -36,40 +36,40 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hf-model-") as home:
         try:
             held = _run_all(chosen, Path(home), asked.seed)
-        except NotServed as error:
+        except EngineFailed as error:
             print(f"the model does not start: {error}")
             return 1
     print(f"{sum(held)} of {len(held)} proofs hold ({time.monotonic() - began:.0f} s)")
     return 0 if all(held) else 1
 
 
-def _run_all(chosen: list[Callable[[Stage], Report]], home: Path, seed: int) -> list[bool]:
+def _run_all(chosen: list[Callable[[ProofSetup], Report]], home: Path, seed: int) -> list[bool]:
     began = time.monotonic()
     held = []
-    with served(home / "engine.log") as address, Witness(address) as witness:
+    with start_model(home / "engine.log") as address, WireRecorder(address) as recorder:
         print(f"{MODEL} on {address}, started in {time.monotonic() - began:.1f} s", flush=True)
         for format in FORMATS:
             for one in chosen:
                 file = home / f"{format.provider}-{one.__name__}.db"
-                held.append(_holds(one, Stage(format=format, witness=witness, file=file, seed=seed)))
+                held.append(_run_proof(one, ProofSetup(format=format, recorder=recorder, file=file, seed=seed)))
     return held
 
 
-def _holds(one: Callable[[Stage], Report], stage: Stage) -> bool:
-    began, mark = time.monotonic(), len(stage.witness.exchanges)
+def _run_proof(proof: Callable[[ProofSetup], Report], setup: ProofSetup) -> bool:
+    began, mark = time.monotonic(), len(setup.recorder.exchanges)
     try:
-        report = one(stage)
+        report = proof(setup)
     except Exception:
-        report = Report(figures="broke off", failures=[*stage.failures, traceback.format_exc()])
-    exchanges = stage.witness.since(mark)
-    strangers = {exchange.path for exchange in exchanges} - {stage.format.path}
-    failures = [*report.failures, *(f"asked {path}, not {stage.format.path}" for path in strangers)]
+        report = Report(figures="broke off", failures=[*setup.failures, traceback.format_exc()])
+    exchanges = setup.recorder.since(mark)
+    strangers = {exchange.path for exchange in exchanges} - {setup.format.path}
+    failures = [*report.failures, *(f"asked {path}, not {setup.format.path}" for path in strangers)]
     if not exchanges:
         failures.append("the model was never asked")
     verdict = "FAILED" if failures else "ok"
     spent = time.monotonic() - began
     print(
-        f"{stage.format.provider:<10}{one.__name__:<18}{report.figures}  {verdict} "
+        f"{setup.format.provider:<10}{proof.__name__:<18}{report.figures}  {verdict} "
         f"({len(exchanges)} requests, {spent:.1f} s)",
         flush=True,
     )
@@ -78,7 +78,7 @@ def _holds(one: Callable[[Stage], Report], stage: Stage) -> bool:
     if len(failures) > SHOWN:
         print(f"      and {len(failures) - SHOWN} more")
     if failures:
-        print(f"      again: python -m tests.real_model --only {one.__name__} --seed {stage.seed}", flush=True)
+        print(f"      again: python -m tests.real_model --only {proof.__name__} --seed {setup.seed}", flush=True)
     return not failures
 
 

@@ -46,12 +46,12 @@ TEMPLATE = r"""
 """
 
 
-class NotServed(Exception):
+class EngineFailed(Exception):
     """The engine did not start; the text is what it said last."""
 
 
 @contextmanager
-def served(log: Path) -> Iterator[str]:
+def start_model(log: Path) -> Iterator[str]:
     """The address of a model of one's own, until the end of the block. It dies with this process, however that ends."""
     with log.open("wb") as said:
         process = subprocess.Popen(
@@ -68,7 +68,7 @@ def served(log: Path) -> Iterator[str]:
             if line.startswith(ADDRESS):
                 yield line.removeprefix(ADDRESS).strip()
                 return
-        raise NotServed("\n".join(log.read_text(errors="replace").splitlines()[-8:]))
+        raise EngineFailed("\n".join(log.read_text(errors="replace").splitlines()[-8:]))
     finally:
         process.stdin.close()
         try:

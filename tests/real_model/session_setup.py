@@ -1,4 +1,4 @@
-"""Where a proof plays, and what it found wrong there."""
+"""The setup of a proof, and its failures."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from holdfast.stores import SQLiteStore
 from tests.proofs import Report
 from tests.real_model.engine import MODEL
 from tests.real_model.formats import Format
-from tests.real_model.wire_recorder import Witness
+from tests.real_model.wire_recorder import WireRecorder
 
 PATIENCE = 300.0
 
 
 @dataclass(slots=True)
-class Stage:
-    """Where a proof plays: one endpoint of the model, the witness before it, and a file for the sessions."""
+class ProofSetup:
+    """One endpoint of the model, the recorder in front of it, and a file for the sessions."""
 
     format: Format
-    witness: Witness
+    recorder: WireRecorder
     file: Path
     seed: int
     failures: list[str] = field(default_factory=list)
 
     @property
     def base_url(self) -> str:
-        return self.witness.url + self.format.prefix
+        return self.recorder.url + self.format.prefix
 
     def agent(self, **options: Any) -> Agent:
         """An agent with that model, asked once: a second try would hide what the first one did."""
         common: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "timeout": PATIENCE, "max_retries": 0}
         return Agent(provider=self.format.provider, model=MODEL, base_url=self.base_url, **common | options)
 
-    def recorded(self, session_id: str) -> tuple[list[Message], list[Event]]:
-        """Messages and events of a session, as somebody finds them who opens the file anew."""
+    def read_session(self, session_id: str) -> tuple[list[Message], list[Event]]:
+        """Messages and events of a session, read from the newly opened file."""
         with SQLiteStore(self.file) as store:
             session = Session.open(session_id, store=store)
             return session.messages, session.events(limit=None)

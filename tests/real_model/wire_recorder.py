@@ -1,4 +1,4 @@
-"""Who stands between holdfast and the model and writes down what goes by, without changing a byte of it."""
+"""A proxy between holdfast and the model that records every byte and changes none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Exchange:
     """One request and its answer, as they were on the wire."""
 
     path: str
-    asked: dict[str, Any]
+    request: dict[str, Any]
     status: int = 0
     answer: bytes = b""
     ended: float = 0.0  # when its last byte came
@@ -32,7 +32,7 @@ class Exchange:
         return [json.loads(line) for line in found if line != "[DONE]"]
 
 
-class Witness:
+class WireRecorder:
     """A forwarder on loopback. `exchanges` has everything that went by, oldest first."""
 
     def __init__(self, upstream: str) -> None:

@@ -32,7 +32,8 @@ from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
 from holdfast.testing import call, error
 from holdfast.testing.contract import run_together
-from tests.scenarios.ways import WAYS, Ask, asking, resuming
+from tests.kit.agents import list_types, make_scripted_agent
+from tests.scenarios.ways import WAYS, Ask, make_ask, make_resume
 
 
 @pytest.fixture(params=WAYS)
@@ -43,19 +44,11 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def ask(way: str) -> Ask:
-    return asking(way)
+    return make_ask(way)
 
 
-def scripted(*script: Any, **options: Any) -> Agent:
-    return Agent(provider="scripted", script=list(script), **options)
-
-
-def roles(session: Session) -> list[str]:
+def list_roles(session: Session) -> list[str]:
     return [message.role for message in session.messages]
-
-
-def types(session: Session) -> list[str]:
-    return [event.type for event in session.events(limit=None)]
 
 
 @tool
@@ -68,7 +61,7 @@ def get_user_orders(user_id: str) -> str:
 
 
 def test_a_turn_with_a_tool_is_recorded_whole(store: Store, ask: Ask) -> None:
-    agent = scripted(
+    agent = make_scripted_agent(
         call("get_user_orders", {"user_id": "alice"}), "You ordered tea.", name="shop", tools=[get_user_orders]
     )
     session = agent.session(store=store)
@@ -78,11 +71,11 @@ def test_a_turn_with_a_tool_is_recorded_whole(store: Store, ask: Ask) -> None:
     assert response.usage.input_tokens > 0
     assert session.usage == response.usage
     assert [message.role for message in response.messages] == ["user", "assistant", "tool", "assistant"]
-    assert roles(session) == ["user", "assistant", "tool", "assistant"]
+    assert list_roles(session) == ["user", "assistant", "tool", "assistant"]
     assert session.messages[2].text == "orders of alice: tea, milk"
     assert session.messages[3].author == "shop"
     assert session.status == "active"
-    assert types(session) == [
+    assert list_types(session) == [
         "session.created", "turn.started", "message.added", "model.called", "model.replied", "tool.called",
         "tool.returned", "model.called", "model.replied", "turn.finished",
     ]  # fmt: skip
@@ -92,16 +85,16 @@ def test_a_turn_with_a_tool_is_recorded_whole(store: Store, ask: Ask) -> None:
 
 
 def test_a_turn_with_one_call_is_four_commits(store: Store, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = scripted(call("get_user_orders", {"user_id": "a"}), "done", tools=[get_user_orders])
+    agent = make_scripted_agent(call("get_user_orders", {"user_id": "a"}), "done", tools=[get_user_orders])
     session = agent.session(store=store)
     appends: list[list[str]] = []
     real = type(store).append
 
-    def counted(self: Store, log: Any, drafts: Any, **options: Any) -> Any:
+    def count_append(self: Store, log: Any, drafts: Any, **options: Any) -> Any:
         appends.append([draft.type for draft in drafts])
         return real(self, log, drafts, **options)
 
-    monkeypatch.setattr(type(store), "append", counted)
+    monkeypatch.setattr(type(store), "append", count_append)
     ask(session, "go")
     assert appends == [
         ["turn.started", "message.added", "model.called"],
@@ -126,7 +119,7 @@ def test_the_model_sees_system_facts_history_and_the_question_at_every_step(stor
         seen.append(request)
         return call("get_user_orders", {"user_id": "a"}) if len(seen) == 1 else "fine"
 
-    agent = scripted(look, look, look, instructions="Be brief.", tools=[get_user_orders])
+    agent = make_scripted_agent(look, look, look, instructions="Be brief.", tools=[get_user_orders])
     session = agent.session(
         store=store, system="You sell tea.", messages=[Message.user("hi"), Message.assistant("hello")]
     )
@@ -141,7 +134,7 @@ def test_the_model_sees_system_facts_history_and_the_question_at_every_step(stor
 
 
 def test_a_failed_turn_raises_and_leaves_the_messages_as_they_were(store: Store, ask: Ask) -> None:
-    agent = scripted("first", error("the provider is down"), "after", tools=[get_user_orders])
+    agent = make_scripted_agent("first", error("the provider is down"), "after", tools=[get_user_orders])
     session = agent.session(store=store)
     ask(session, "one")
     with pytest.raises(ProviderUnavailable):
@@ -160,7 +153,9 @@ def test_the_next_prompt_names_effects_of_a_failed_turn(store: Store, ask: Ask) 
         seen.append(request)
         return "ok"
 
-    agent = scripted(call("get_user_orders", {"user_id": "a"}), error("down"), last, last, tools=[get_user_orders])
+    agent = make_scripted_agent(
+        call("get_user_orders", {"user_id": "a"}), error("down"), last, last, tools=[get_user_orders]
+    )
     session = agent.session(store=store)
     with pytest.raises(ProviderUnavailable):
         ask(session, "one")
@@ -186,7 +181,7 @@ def test_too_many_steps_fail_the_turn(store: Store, ask: Ask) -> None:
 
 
 def test_stream_shows_text_as_it_comes(store: Store) -> None:
-    session = scripted("Once upon a time there was a log.").session(store=store)
+    session = make_scripted_agent("Once upon a time there was a log.").session(store=store)
     text = ""
     kinds = []
     for event in session.stream("Write a story"):
@@ -196,35 +191,35 @@ def test_stream_shows_text_as_it_comes(store: Store) -> None:
     assert text == "Once upon a time there was a log."
     assert kinds[0] == "message_start"
     assert kinds[-2:] == ["message_stop", "done"]
-    assert roles(session) == ["user", "assistant"]
+    assert list_roles(session) == ["user", "assistant"]
 
 
 async def test_stream_async_works_with_and_without_the_inner_await(store: Store) -> None:
-    session = scripted("one", "two").session(store=store)
+    session = make_scripted_agent("one", "two").session(store=store)
     first = [event.text async for event in await session.stream_async("a") if event.type == "text_delta"]
     second = [event.text async for event in session.stream_async("b") if event.type == "text_delta"]
     assert ("".join(first), "".join(second)) == ("one", "two")
 
 
 def test_breaking_out_of_a_stream_cancels_the_turn(store: Store) -> None:
-    session = scripted("a long answer that nobody reads to its end", "next").session(store=store)
+    session = make_scripted_agent("a long answer that nobody reads to its end", "next").session(store=store)
     for event in session.stream("go"):
         if event.type == "text_delta":
             break
     del event
     gc.collect()
     assert session.run("again").text == "next"
-    assert roles(session) == ["user", "assistant"]
+    assert list_roles(session) == ["user", "assistant"]
     cancelled = session.events(types="turn.cancelled")
     assert [event.data["shown"] for event in cancelled] == ["a long answer that nobody reads "]
 
 
 def test_a_new_turn_closes_an_abandoned_stream_first(store: Store) -> None:
-    session = scripted("a long answer that nobody reads to its end", "next").session(store=store)
+    session = make_scripted_agent("a long answer that nobody reads to its end", "next").session(store=store)
     stream = session.stream("go")
     assert [next(stream).type for _ in range(3)][-1] == "text_delta"
     assert session.run("again").text == "next"
-    assert types(session).count("turn.cancelled") == 1
+    assert list_types(session).count("turn.cancelled") == 1
     assert list(stream) == []
 
 
@@ -236,13 +231,13 @@ async def test_a_cancelled_task_cancels_the_turn_and_frees_the_session(store: St
         return "never"
 
     started = asyncio.Event()
-    session = scripted(call("forever"), "next", tools=[forever]).session(store=store)
+    session = make_scripted_agent(call("forever"), "next", tools=[forever]).session(store=store)
     task = asyncio.create_task(session.run_async("go"))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert types(session)[-1] == "turn.cancelled"
+    assert list_types(session)[-1] == "turn.cancelled"
     assert store.lease(session.log) is None
     assert (await session.run_async("again")).text == "next"
 
@@ -266,19 +261,19 @@ async def test_many_async_turns_of_one_session_wait_without_blocking_each_other(
 
 
 def test_a_waiter_gives_up_after_its_timeout(store: Store, way: str) -> None:
-    session = scripted("slow answer").session("s", store=store)
+    session = make_scripted_agent("slow answer").session("s", store=store)
     stream = session.stream("go")
     next(stream)
 
     def other() -> None:
         with pytest.raises(SessionBusy):
-            asking(way)(scripted("x").session("s", store=store), "me too", timeout=0)
+            make_ask(way)(make_scripted_agent("x").session("s", store=store), "me too", timeout=0)
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
     assert [event.type for event in stream][-1] == "done"
-    assert roles(session) == ["user", "assistant"]
+    assert list_roles(session) == ["user", "assistant"]
 
 
 async def test_blocking_calls_work_inside_a_running_loop(store: Store) -> None:
@@ -287,24 +282,24 @@ async def test_blocking_calls_work_inside_a_running_loop(store: Store) -> None:
         await asyncio.sleep(0)
         return "noon"
 
-    session = scripted(call("now"), "It is noon.", tools=[now]).session(store=store)
+    session = make_scripted_agent(call("now"), "It is noon.", tools=[now]).session(store=store)
     assert session.run("time?").text == "It is noon."  # as in a notebook
 
 
 def test_another_agent_may_answer_and_each_message_names_its_author(store: Store, ask: Ask) -> None:
-    session = scripted("mine", name="one").session(store=store)
+    session = make_scripted_agent("mine", name="one").session(store=store)
     ask(session, "a")
-    ask(session, "b", agent=scripted("theirs", name="two"))
+    ask(session, "b", agent=make_scripted_agent("theirs", name="two"))
     assert [m.author for m in session.messages] == ["user", "one", "user", "two"]
     other = Agent(provider="scripted", script=["bound"], session=session)
     assert other.run("c").text == "bound"
     assert len(session) == 6
-    assert scripted("thrown away").run("x").text == "thrown away"
+    assert make_scripted_agent("thrown away").run("x").text == "thrown away"
 
 
 def test_options_of_a_call_reach_the_model(store: Store, ask: Ask) -> None:
     seen: list[ModelRequest] = []
-    agent = scripted(lambda request: seen.append(request) or "ok", temperature=0.1, max_tokens=9)
+    agent = make_scripted_agent(lambda request: seen.append(request) or "ok", temperature=0.1, max_tokens=9)
     ask(agent.session(store=store), "x", temperature=0.7, stop=["END"], tool_choice="none", metadata={"trace": "t1"})
     assert (seen[0].temperature, seen[0].max_tokens, list(seen[0].stop), seen[0].tool_choice) == (
         0.7,
@@ -354,7 +349,9 @@ def test_what_a_tool_may_take_and_give(store: Store, ask: Ask) -> None:
         assert size is Size.LARGE
         return Receipt(order_id, cents)
 
-    agent = scripted(call("charge", {"order_id": "7", "cents": 5, "size": "large"}, id="c1"), "done", tools=[[charge]])
+    agent = make_scripted_agent(
+        call("charge", {"order_id": "7", "cents": 5, "size": "large"}, id="c1"), "done", tools=[[charge]]
+    )
     session = agent.session(store=store)
     ask(session, "pay")
     assert session.messages[2].text == '{"order_id": "7", "cents": 5}'
@@ -370,13 +367,13 @@ def test_calls_of_one_reply_run_at_the_same_time(store: Store, ask: Ask) -> None
         return name
 
     names = ["a", "b", "c"]
-    agent = scripted([call("meet", {"name": name}, id=name) for name in names], "all met", tools=[meet])
+    agent = make_scripted_agent([call("meet", {"name": name}, id=name) for name in names], "all met", tools=[meet])
     session = agent.session(store=store)
     assert ask(session, "go").text == "all met"
     assert sorted(m.text for m in session.messages if m.role == "tool") == names
 
 
-def test_whatever_goes_wrong_with_a_call_is_told_to_the_model(store: Store, ask: Ask) -> None:
+def test_every_failure_of_a_call_is_reported_to_the_model(store: Store, ask: Ask) -> None:
     @tool
     def broken() -> str:
         raise RuntimeError("no fuse")
@@ -393,7 +390,7 @@ def test_whatever_goes_wrong_with_a_call_is_told_to_the_model(store: Store, ask:
     def bytes_() -> bytes:
         return b"\0"
 
-    agent = scripted(
+    agent = make_scripted_agent(
         [
             call("nobody", {}, id="1"),
             call("get_user_orders", {"user": 3}, id="2"),
@@ -434,7 +431,7 @@ def test_a_tool_that_hangs_is_left_behind(store: Store, ask: Ask) -> None:
             noticed.set()
         return "late"
 
-    session = scripted(call("hangs"), "gave up", tools=[hangs]).session(store=store)
+    session = make_scripted_agent(call("hangs"), "gave up", tools=[hangs]).session(store=store)
     assert ask(session, "go").text == "gave up"
     assert "may still have taken effect" in session.messages[2].text
     assert noticed.wait(30)
@@ -450,7 +447,7 @@ def test_a_tool_cannot_write_after_its_turn(store: Store, ask: Ask) -> None:
         ctx.state.set("during", 1)
         return "ok"
 
-    session = scripted(call("keep"), "done", "again", tools=[keep]).session(store=store)
+    session = make_scripted_agent(call("keep"), "done", "again", tools=[keep]).session(store=store)
     ask(session, "go")
     ask(session, "another turn")
     with pytest.raises(StaleEpoch):
@@ -471,22 +468,22 @@ def pay(cents: int) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_paid() -> None:
+def _clear_payments() -> None:
     paid.clear()
 
 
 def test_an_approved_call_runs(store: Store, way: str) -> None:
-    agent = scripted(call("pay", {"cents": 5}, id="c"), "It is paid.", tools=[pay])
+    agent = make_scripted_agent(call("pay", {"cents": 5}, id="c"), "It is paid.", tools=[pay])
     session = agent.session("s", store=store)
-    response = asking(way)(session, "pay")
+    response = make_ask(way)(session, "pay")
     assert (response.status, response.text) == ("waiting", "")
     assert [(p.call_id, p.name, p.arguments) for p in response.pending] == [("c", "pay", {"cents": 5})]
     assert session.status == "waiting"
     assert store.lease(session.log) is None
     with pytest.raises(ApprovalPending):
-        asking(way)(session, "hello?")
+        make_ask(way)(session, "hello?")
     with pytest.raises(ApprovalPending):
-        resuming(way)(session)
+        make_resume(way)(session)
     elsewhere = Session.open("s", store=store)  # as another process would do it
     assert [p.call_id for p in elsewhere.pending] == ["c"]
     with pytest.raises(NothingPending):
@@ -495,20 +492,20 @@ def test_an_approved_call_runs(store: Store, way: str) -> None:
     with pytest.raises(NothingPending):
         elsewhere.deny("c")
     assert paid == []
-    found = resuming(way)(session)
+    found = make_resume(way)(session)
     assert found is not None
     assert (found.text, found.status, paid) == ("It is paid.", "finished", [5])
     assert session.events(types="approval.decided")[0].actor == "boss"
-    assert roles(session) == ["user", "assistant", "tool", "assistant"]
-    assert resuming(way)(session) is None
+    assert list_roles(session) == ["user", "assistant", "tool", "assistant"]
+    assert make_resume(way)(session) is None
 
 
 def test_a_denied_call_does_not_run(store: Store, way: str) -> None:
-    agent = scripted(call("pay", {"cents": 5}, id="c"), "Not paid then.", tools=[pay])
+    agent = make_scripted_agent(call("pay", {"cents": 5}, id="c"), "Not paid then.", tools=[pay])
     session = agent.session(store=store)
-    asking(way)(session, "pay")
+    make_ask(way)(session, "pay")
     session.deny("c", "too much")
-    found = resuming(way)(session)
+    found = make_resume(way)(session)
     assert found is not None
     assert (found.text, paid) == ("Not paid then.", [])
     assert session.messages[2].text == "A person denied this call: too much"
@@ -516,15 +513,15 @@ def test_a_denied_call_does_not_run(store: Store, way: str) -> None:
 
 def test_calls_without_approval_run_while_others_wait(store: Store, way: str) -> None:
     both = [call("get_user_orders", {"user_id": "a"}, id="1"), call("pay", {"cents": 1}, id="2")]
-    session = scripted(both, "done", tools=[get_user_orders, pay]).session(store=store)
-    response = asking(way)(session, "go")
+    session = make_scripted_agent(both, "done", tools=[get_user_orders, pay]).session(store=store)
+    response = make_ask(way)(session, "go")
     assert [p.call_id for p in response.pending] == ["2"]
-    assert types(session).count("tool.returned") == 1
+    assert list_types(session).count("tool.returned") == 1
     session.approve("2")
-    found = resuming(way)(session)
+    found = make_resume(way)(session)
     assert found is not None
     assert found.text == "done"
-    assert types(session).count("tool.returned") == 2
+    assert list_types(session).count("tool.returned") == 2
 
 
 def test_an_interrupt_asks_a_person_and_runs_the_call_again(store: Store, way: str) -> None:
@@ -536,13 +533,13 @@ def test_an_interrupt_asks_a_person_and_runs_the_call_again(store: Store, way: s
             raise Interrupt({"question": "which one?"})
         return answers[0]
 
-    session = scripted(call("ask_person", id="c"), "ok", tools=[ask_person]).session(store=store)
-    response = asking(way)(session, "go")
+    session = make_scripted_agent(call("ask_person", id="c"), "ok", tools=[ask_person]).session(store=store)
+    response = make_ask(way)(session, "go")
     assert response.status == "waiting"
     assert session.pending[0].payload == {"question": "which one?"}
     answers.append("the blue one")
     session.approve("c")
-    found = resuming(way)(session)
+    found = make_resume(way)(session)
     assert found is not None
     assert found.text == "ok"
     assert session.messages[2].text == "the blue one"
@@ -576,7 +573,7 @@ class Named(TypedDict):
     ],
 )
 def test_json_gives_an_instance(store: Store, schema: Any, text: str, output: Any) -> None:
-    session = scripted(text, text).session(store=store)
+    session = make_scripted_agent(text, text).session(store=store)
     assert session.json("Summarize our conversation", schema=schema).output == output
     assert asyncio.run(session.json_async("again", schema=schema)).output == output
 
@@ -588,12 +585,12 @@ def test_invalid_output_is_repaired_by_asking_again(store: Store, ask: Ask, way:
         seen.append(request)
         return '{"x": 1, "y": 2}'
 
-    agent = scripted("no json", '{"x": 1}', good, output_schema=Point)
+    agent = make_scripted_agent("no json", '{"x": 1}', good, output_schema=Point)
     session = agent.session(store=store)
     response = ask(session, "a point, please")
     assert response.output == Point(1, 2)
     assert [m.text for m in session.messages] == ["a point, please", '{"x": 1, "y": 2}']
-    assert types(session).count("model.replied") == 3
+    assert list_types(session).count("model.replied") == 3
     assert "not valid" in seen[0].messages[-1].text
     assert store.rebuild_view(session.log) == store.view(session.log)
 
@@ -624,7 +621,7 @@ def test_output_that_stays_invalid_fails_the_turn(store: Store) -> None:
     ],
 )
 def test_a_budget_is_checked_before_each_model_call(store: Store, ask: Ask, budget: Budget, what: str) -> None:
-    session = scripted("one", "two").session(store=store, budget=budget)
+    session = make_scripted_agent("one", "two").session(store=store, budget=budget)
     if what != "seconds":
         ask(session, "a")
     with pytest.raises(BudgetExceeded) as caught:
@@ -635,7 +632,7 @@ def test_a_budget_is_checked_before_each_model_call(store: Store, ask: Ask, budg
 
 
 def test_cost_follows_from_prices(store: Store) -> None:
-    session = scripted("one").session(store=store, budget={"prices": {"input": 1_000_000.0, "output": 0.0}})
+    session = make_scripted_agent("one").session(store=store, budget={"prices": {"input": 1_000_000.0, "output": 0.0}})
     session.run("a")
     assert session.cost == session.usage.input_tokens
     assert isinstance(session.usage, Usage)
@@ -645,7 +642,7 @@ def test_cost_follows_from_prices(store: Store) -> None:
 
 
 def test_a_paused_closed_or_archived_session_refuses_to_run(store: Store, ask: Ask) -> None:
-    session = scripted("one").session(store=store)
+    session = make_scripted_agent("one").session(store=store)
     for move in ("pause", "close", "archive"):
         getattr(session, move)()
         with pytest.raises(LifecycleError):
@@ -660,14 +657,14 @@ def test_a_pause_takes_effect_at_the_next_step(store: Store, way: str) -> None:
         ctx.session.pause("lunch")
         return "ok"
 
-    session = scripted(call("pauses"), "after lunch", tools=[pauses]).session(store=store)
-    response = asking(way)(session, "go")
+    session = make_scripted_agent(call("pauses"), "after lunch", tools=[pauses]).session(store=store)
+    response = make_ask(way)(session, "go")
     assert response.status == "waiting"
     assert (session.status, session.messages) == ("paused", [])
-    found = resuming(way)(session)
+    found = make_resume(way)(session)
     assert found is not None
     assert found.text == "after lunch"
-    assert roles(session) == ["user", "assistant", "tool", "assistant"]
+    assert list_roles(session) == ["user", "assistant", "tool", "assistant"]
 
 
 def test_instructions_read_state_and_output_key_writes_it(store: Store, ask: Ask) -> None:
@@ -677,24 +674,24 @@ def test_instructions_read_state_and_output_key_writes_it(store: Store, ask: Ask
         seen.append(request.system_texts[0])
         return "better"
 
-    writer = scripted("a <b>draft</b>", output_key="writing.draft")
-    editor = scripted(improve, instructions="Improve: {writing.draft} {{really}}")
+    writer = make_scripted_agent("a <b>draft</b>", output_key="writing.draft")
+    editor = make_scripted_agent(improve, instructions="Improve: {writing.draft} {{really}}")
     session = writer.session(store=store)
     ask(session, "write")
     assert session.get_state("writing.draft") == "a <b>draft</b>"
     ask(session, "improve", agent=editor)
     assert seen == ["Improve: a <b>draft</b> {really}"]
     with pytest.raises(MissingState, match="missing"):
-        ask(session, "x", agent=scripted("x", instructions="{missing}"))
+        ask(session, "x", agent=make_scripted_agent("x", instructions="{missing}"))
     with pytest.raises(MissingState):
-        ask(session, "x", agent=scripted("x", instructions="{writing.__class__}"))
+        ask(session, "x", agent=make_scripted_agent("x", instructions="{writing.__class__}"))
 
 
 def test_extract_stores_what_it_finds_in_the_append_that_finishes_the_turn(store: Store, ask: Ask) -> None:
     def find(response: Response) -> dict[str, Any]:
         return {"mood": response.text, "facts": ["Alice is happy"]}
 
-    session = scripted("happy", extract=find).session(store=store)
+    session = make_scripted_agent("happy", extract=find).session(store=store)
     ask(session, "how am I?")
     assert session.state == {"mood": "happy"}
     assert [fact.text for fact in session.facts.all()] == ["Alice is happy"]
@@ -715,7 +712,7 @@ def test_an_agent_says_what_is_wrong_with_it() -> None:
 
 def test_history_is_bounded_by_the_window_of_the_model(store: Store, ask: Ask) -> None:
     seen: list[ModelRequest] = []
-    agent = scripted(lambda request: seen.append(request) or "ok")
+    agent = make_scripted_agent(lambda request: seen.append(request) or "ok")
     session = agent.session(store=store)
     session.add_messages([Message.user("x" * 100_000) for _ in range(12)])
     ask(session, "and?")
@@ -724,7 +721,7 @@ def test_history_is_bounded_by_the_window_of_the_model(store: Store, ask: Ask) -
 
 
 def test_what_the_model_was_sent_is_named_by_the_log(store: Store, ask: Ask) -> None:
-    session = scripted("one", "two", instructions="Be kind.").session(store=store)
+    session = make_scripted_agent("one", "two", instructions="Be kind.").session(store=store)
     ask(session, "a")
     ask(session, "b")
     calls = session.events(types="model.called")
@@ -735,7 +732,7 @@ def test_what_the_model_was_sent_is_named_by_the_log(store: Store, ask: Ask) -> 
 # -- replay ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_asks_nobody_and_names_the_first_difference(store: Store) -> None:
+def test_a_replay_asks_no_model_and_names_the_first_difference(store: Store) -> None:
     ran: list[str] = []
 
     @tool
@@ -744,7 +741,7 @@ def test_a_replay_asks_nobody_and_names_the_first_difference(store: Store) -> No
         ran.append(text)
         return f"noted {text}"
 
-    agent = scripted(call("note", {"text": "a"}), "one", "two", instructions="Be kind.", tools=[note])
+    agent = make_scripted_agent(call("note", {"text": "a"}), "one", "two", instructions="Be kind.", tools=[note])
     session = agent.session("s", store=store, messages=[Message.user("before")])
     session.run("q1")
     session.run("q2", temperature=0.5)
@@ -754,11 +751,11 @@ def test_a_replay_asks_nobody_and_names_the_first_difference(store: Store) -> No
     assert (same.turns, same.first_difference, ran) == (2, None, ["a"])
     assert [m.text for m in same.session.messages] == [m.text for m in session.messages]
     assert session.head == head
-    other = session.replay(scripted(instructions="Be rude.", tools=[note]))
+    other = session.replay(make_scripted_agent(instructions="Be rude.", tools=[note]))
     assert not other
     assert other.first_difference is not None
     assert (other.first_difference.turn, other.first_difference.type) == (1, "model.called")
-    without = session.replay(scripted(instructions="Be kind."))
+    without = session.replay(make_scripted_agent(instructions="Be kind."))
     assert without.first_difference is not None
     assert without.first_difference.type == "model.called"
     assert ran == ["a"]
@@ -770,16 +767,16 @@ def test_a_bug_inside_a_turn_is_an_agent_error_and_the_turn_is_recorded_as_faile
     def breaks(response: Response) -> dict[str, Any]:
         raise ZeroDivisionError("oops")
 
-    session = scripted("one", extract=breaks).session(store=store)
+    session = make_scripted_agent("one", extract=breaks).session(store=store)
     with pytest.raises(AgentError) as caught:
         ask(session, "x")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert types(session)[-1] == "turn.failed"
+    assert list_types(session)[-1] == "turn.failed"
     assert store.lease(session.log) is None
 
 
 def test_a_decided_turn_is_resumed_and_not_overrun(store: Store, ask: Ask) -> None:
-    session = scripted(call("pay", {"cents": 5}, id="c"), "paid", tools=[pay]).session(store=store)
+    session = make_scripted_agent(call("pay", {"cents": 5}, id="c"), "paid", tools=[pay]).session(store=store)
     ask(session, "pay")
     session.approve("c")
     with pytest.raises(TurnOpen):
@@ -789,11 +786,11 @@ def test_a_decided_turn_is_resumed_and_not_overrun(store: Store, ask: Ask) -> No
 
 
 def test_what_a_tool_did_is_recorded_although_the_budget_ends_there(store: Store, ask: Ask) -> None:
-    agent = scripted(call("get_user_orders", {"user_id": "a"}), "never", tools=[get_user_orders])
+    agent = make_scripted_agent(call("get_user_orders", {"user_id": "a"}), "never", tools=[get_user_orders])
     session = agent.session(store=store, budget=Budget(steps=1))
     with pytest.raises(BudgetExceeded):
         ask(session, "go")
-    assert types(session)[-2:] == ["tool.returned", "turn.failed"]
+    assert list_types(session)[-2:] == ["tool.returned", "turn.failed"]
     assert session.messages == []
 
 
@@ -804,17 +801,19 @@ def test_a_cancelled_turn_does_not_hide_what_its_tools_did(store: Store) -> None
         seen.append(request)
         return "ok"
 
-    session = scripted(call("get_user_orders", {"user_id": "a"}), last, tools=[get_user_orders]).session(store=store)
+    session = make_scripted_agent(call("get_user_orders", {"user_id": "a"}), last, tools=[get_user_orders]).session(
+        store=store
+    )
     for event in session.stream("go"):
         if event.type == "tool_result":
             break
     gc.collect()
     session.run("again")
-    assert types(session).count("tool.returned") == 1
+    assert list_types(session).count("tool.returned") == 1
     assert "already finished: get_user_orders" in seen[0].system_texts[-1]
 
 
-async def test_a_cancelled_call_is_told_as_unknown(store: Store) -> None:
+async def test_a_cancelled_call_is_reported_as_unknown(store: Store) -> None:
     @tool
     async def forever() -> str:
         started.set()
@@ -823,9 +822,9 @@ async def test_a_cancelled_call_is_told_as_unknown(store: Store) -> None:
 
     seen: list[ModelRequest] = []
     started = asyncio.Event()
-    session = scripted(call("forever"), lambda request: seen.append(request) or "ok", tools=[forever]).session(
-        store=store
-    )
+    session = make_scripted_agent(
+        call("forever"), lambda request: seen.append(request) or "ok", tools=[forever]
+    ).session(store=store)
     task = asyncio.create_task(session.run_async("go"))
     await started.wait()
     task.cancel()
@@ -890,6 +889,6 @@ def test_a_forced_call_is_forced_once(store: Store, ask: Ask) -> None:
         choices.append(request.tool_choice)
         return call("get_user_orders", {"user_id": "a"}) if request.tool_choice == "required" else "done"
 
-    session = scripted(reply, reply, tools=[get_user_orders]).session(store=store)
+    session = make_scripted_agent(reply, reply, tools=[get_user_orders]).session(store=store)
     assert ask(session, "go", tool_choice="required").text == "done"
     assert choices == ["required", "auto"]

@@ -38,9 +38,10 @@ from holdfast.stores.messages import message_draft
 from holdfast.testing import FixedClock, call, error
 from holdfast.tools import remember
 from holdfast.worker.sweep import SweepReport, sweep
+from tests.kit.agents import list_texts, list_types, make_messages, make_scripted_agent
 from tests.kit.documents import DictStore
-from tests.kit.stores import open_kind
-from tests.scenarios.ways import WAYS, Ask, asking, blocking_only, store_does_not_matter
+from tests.kit.stores import open_store
+from tests.scenarios.ways import WAYS, Ask, blocking_only, make_ask, store_does_not_matter
 
 Do = Callable[..., Any]
 DAY = 86_400_000_000  # microseconds
@@ -49,7 +50,7 @@ SOON = {"ttl_days": 1e-9}  # over at once
 
 @pytest.fixture(params=WAYS)
 def ask(request: pytest.FixtureRequest) -> Ask:
-    return asking(request.param)
+    return make_ask(request.param)
 
 
 @pytest.fixture(params=["blocking", "awaited"])
@@ -67,46 +68,30 @@ def do(request: pytest.FixtureRequest) -> Do:
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def sharing_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Each store whose forks share the past; in a store of documents a fork is a copy."""
-    return open_kind(request.param, request, tmp_path)
+    return open_store(request.param, request, tmp_path)
 
 
-class Clock(FixedClock):
+class DayClock(FixedClock):
     def pass_days(self, days: float) -> None:
         self.time += int(days * DAY)
 
 
 @pytest.fixture
-def clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The store lives by this clock, which moves only when told."""
-    found = Clock()
+def clock(store: Store, monkeypatch: pytest.MonkeyPatch) -> DayClock:
+    """The clock of the store, which moves only in `pass_days`."""
+    found = DayClock()
     monkeypatch.setattr(store, "clock", found)
     return found
 
 
-def scripted(*script: Any, **options: Any) -> Agent:
-    return Agent(provider="scripted", script=list(script), **options)
-
-
-def said(session: Session) -> list[str]:
-    return [message.text for message in session.messages]
-
-
-def types(session: Session) -> list[str]:
-    return [event.type for event in session.events(limit=None)]
-
-
-def numbered(count: int, first: int = 1) -> list[Message]:
-    return [Message.user(f"message {number}") for number in range(first, first + count)]
-
-
-def seq_of(session: Session, text: str) -> int:
+def find_seq(session: Session, text: str) -> int:
     """The number of the message with this text."""
     (found,) = [message.seq for message in session.messages if message.text == text]
     assert found is not None
     return found
 
 
-def exported(store: Store, session: Session) -> str:
+def read_everything(store: Store, session: Session) -> str:
     """Everything that a reader of the session could find: its export, document, brief and views."""
     looks = [session.export(), session.export("markdown"), session.export("html"), json.dumps(session.to_dict())]
     looks += [str([event.data for event in session.events(limit=None)]), str(session.messages), session.brief()]
@@ -132,7 +117,7 @@ def test_the_retention_of_the_snippet(store: Store) -> None:
 def test_another_retention_is_recorded_as_a_change(store: Store) -> None:
     Session("kept", store=store, retention={"ttl_days": 30})
     again = Session("kept", store=store, retention={"ttl_days": 30})
-    assert types(again).count("retention.set") == 1
+    assert list_types(again).count("retention.set") == 1
     changed = Session("kept", store=store, retention={"ttl_days": 7.5})
     assert changed.retention == {"ttl_days": 7.5}
     changed.retention = {"archive_after_days": 3}
@@ -191,9 +176,9 @@ def test_auto_prune_keeps_the_newest_messages_as_they_arrive(store: Store, strat
     session = Session(store=store, retention=kept)
     for number in range(1, 10):
         session.add_message(Message.user(f"message {number}"))
-        assert said(session) == [f"message {n}" for n in range(max(1, number - 3), number + 1)]
-    session.add_messages(numbered(20, first=10))
-    assert said(session) == [f"message {n}" for n in range(26, 30)]
+        assert list_texts(session) == [f"message {n}" for n in range(max(1, number - 3), number + 1)]
+    session.add_messages(make_messages(20, first=10))
+    assert list_texts(session) == [f"message {n}" for n in range(26, 30)]
     assert len(session.events(types="message.added", limit=None)) == 29
     assert {event.actor for event in session.events(types="view.pruned")} == {"auto_prune"}
 
@@ -203,8 +188,8 @@ def test_auto_prune_by_a_summary(store: Store) -> None:
     for number in range(1, 21):
         session.add_message(Message.user(f"message {number}"))
         assert len(session) <= 5
-    assert said(session)[0].startswith("[Summary of")
-    assert said(session)[-1] == "message 20"
+    assert list_texts(session)[0].startswith("[Summary of")
+    assert list_texts(session)[-1] == "message 20"
 
 
 def test_auto_prune_after_a_turn(store: Store, ask: Ask) -> None:
@@ -214,7 +199,7 @@ def test_auto_prune_after_a_turn(store: Store, ask: Ask) -> None:
         ask(session, f"question {number}")
         assert len(session) <= 4
     assert [message.role for message in session.messages] == ["user", "assistant", "user", "assistant"]
-    assert said(session)[0] == "question 3"
+    assert list_texts(session)[0] == "question 3"
 
 
 async def test_auto_prune_of_awaited_messages(store: Store) -> None:
@@ -230,17 +215,17 @@ def test_auto_prune_keeps_exchanges_whole(store: Store) -> None:
         """Look."""
         return "seen"
 
-    agent = scripted(*[call("look"), "done"] * 4, tools=[look])
+    agent = make_scripted_agent(*[call("look"), "done"] * 4, tools=[look])
     session = agent.session(store=store, retention={"auto_prune": True, "max_messages": 5})
     for _ in range(4):
         session.run("look")
         assert len(session) <= 5
         assert session.messages[0].role != "tool"
-    assert said(session)[-1] == "done"
+    assert list_texts(session)[-1] == "done"
 
 
 def test_auto_prune_while_a_turn_waits(store: Store) -> None:
-    agent = scripted(call("pay", {"cents": 5}), "paid", tools=[pay])
+    agent = make_scripted_agent(call("pay", {"cents": 5}), "paid", tools=[pay])
     session = agent.session(store=store, retention={"auto_prune": True, "max_messages": 3})
     session.run("please pay")
     for number in range(10):
@@ -255,51 +240,51 @@ def test_a_retention_set_elsewhere_holds_here_too(store: Store) -> None:
     session = Session("shared", store=store)
     session.add_message(Message.user("first"))
     Session("shared", store=store, retention={"auto_prune": True, "max_messages": 3})
-    session.add_messages(numbered(10))
-    assert said(session) == ["message 8", "message 9", "message 10"]
+    session.add_messages(make_messages(10))
+    assert list_texts(session) == ["message 8", "message 9", "message 10"]
 
 
 def test_the_first_messages_are_pruned_too(store: Store) -> None:
-    session = Session(store=store, messages=numbered(9), retention={"auto_prune": True, "max_messages": 3})
-    assert said(session) == ["message 7", "message 8", "message 9"]
+    session = Session(store=store, messages=make_messages(9), retention={"auto_prune": True, "max_messages": 3})
+    assert list_texts(session) == ["message 7", "message 8", "message 9"]
 
 
 def test_max_messages_without_auto_prune_prunes_nothing(store: Store) -> None:
     session = Session(store=store, retention={"max_messages": 3, "prune_strategy": "sliding_window"})
-    session.add_messages(numbered(9))
+    session.add_messages(make_messages(9))
     assert len(session) == 9
 
 
 # -- the sweep ---------------------------------------------------------------------------------------------------------
 
 
-def ids(store: Store) -> list[str]:
+def list_ids(store: Store) -> list[str]:
     return sorted(store.list_sessions())
 
 
-def nothing_happens(store: Store) -> bool:
+def is_sweep_idle(store: Store) -> bool:
     report = sweep(store)
     return not (report.busy or report.archived or report.purged)
 
 
-def test_the_ttl_counts_from_the_last_activity(store: Store, clock: Clock) -> None:
+def test_the_ttl_counts_from_the_last_activity(store: Store, clock: DayClock) -> None:
     Session("for ever", store=store)
     Session("quiet", store=store, retention={"ttl_days": 10})
     busy = Session("busy", store=store, retention={"ttl_days": 10})
     clock.pass_days(6)
     busy.add_message(Message.user("still here"))
-    assert nothing_happens(store)
+    assert is_sweep_idle(store)
     clock.pass_days(6)
     report = sweep(store)
     assert (report.purged, report.archived, report.busy) == (["quiet"], [], False)
-    assert ids(store) == ["busy", "for ever"]
+    assert list_ids(store) == ["busy", "for ever"]
     clock.pass_days(6)
     assert sweep(store).purged == ["busy"]
     with pytest.raises(SessionNotFound):
         Session.open("busy", store=store)
 
 
-def test_fractions_of_a_day_count(store: Store, clock: Clock) -> None:
+def test_fractions_of_a_day_count(store: Store, clock: DayClock) -> None:
     Session("an hour", store=store, retention={"ttl_days": 1 / 24})
     clock.pass_days(0.9 / 24)
     assert sweep(store).purged == []
@@ -309,22 +294,22 @@ def test_fractions_of_a_day_count(store: Store, clock: Clock) -> None:
     assert sweep(store).purged == ["at once"]
 
 
-def test_maintenance_is_no_activity(store: Store, clock: Clock) -> None:
-    session = Session("kept", store=store, messages=numbered(9), retention={"ttl_days": 10})
+def test_maintenance_is_no_activity(store: Store, clock: DayClock) -> None:
+    session = Session("kept", store=store, messages=make_messages(9), retention={"ttl_days": 10})
     clock.pass_days(9)
     session.prune("keep_last_4")
     session.prune("summarize_old", threshold=2)
     session.undo_prune()
     session.hold("case 42")
     session.release()
-    session.redact(seq_of(session, "message 8"), reason="a slip")
+    session.redact(find_seq(session, "message 8"), reason="a slip")
     session.retention = {"ttl_days": 10, "archive_after_days": 10}
     session.archive()
     clock.pass_days(1.5)
     assert sweep(store).purged == ["kept"]
 
 
-def test_an_archive_comes_before_a_purge(store: Store, clock: Clock) -> None:
+def test_an_archive_comes_before_a_purge(store: Store, clock: DayClock) -> None:
     session = Session("kept", store=store, retention={"ttl_days": 30, "archive_after_days": 10})
     clock.pass_days(11)
     assert sweep(store).archived == ["kept"]
@@ -332,30 +317,30 @@ def test_an_archive_comes_before_a_purge(store: Store, clock: Clock) -> None:
     (event,) = session.events(types="session.archived")
     assert event.actor == "sweep"
     assert "10" in event.data["reason"]
-    assert nothing_happens(store)
+    assert is_sweep_idle(store)
     clock.pass_days(20)
     assert sweep(store).purged == ["kept"]
 
 
-def test_a_late_sweep_still_archives_first(store: Store, clock: Clock) -> None:
+def test_a_late_sweep_still_archives_first(store: Store, clock: DayClock) -> None:
     Session("kept", store=store, retention={"ttl_days": 30, "archive_after_days": 10})
     clock.pass_days(100)
     assert sweep(store).archived == ["kept"]
     assert sweep(store).purged == ["kept"]
 
 
-def test_a_reopened_session_lives_again(store: Store, clock: Clock) -> None:
+def test_a_reopened_session_lives_again(store: Store, clock: DayClock) -> None:
     session = Session("kept", store=store, retention={"ttl_days": 30, "archive_after_days": 10})
     clock.pass_days(11)
     sweep(store)
     session.reopen()
-    assert nothing_happens(store)
+    assert is_sweep_idle(store)
     clock.pass_days(11)
     assert sweep(store).archived == ["kept"]
 
 
-def failed(store: Store) -> Session:
-    session = scripted(error("down")).session("unsettled", store=store, retention=SOON)
+def make_failed_session(store: Store) -> Session:
+    session = make_scripted_agent(error("down")).session("unsettled", store=store, retention=SOON)
     with pytest.raises(ProviderUnavailable):
         session.run("hello")
     return session
@@ -367,16 +352,18 @@ def pay(cents: int) -> str:
     return f"paid {cents} cents"
 
 
-def waiting(store: Store) -> Session:
-    session = scripted(call("pay", {"cents": 5}), "paid", tools=[pay]).session("unsettled", store=store, retention=SOON)
+def make_waiting_session(store: Store) -> Session:
+    session = make_scripted_agent(call("pay", {"cents": 5}), "paid", tools=[pay]).session(
+        "unsettled", store=store, retention=SOON
+    )
     session.run("pay")
     assert session.status == "waiting"
     return session
 
 
-def unfinished(store: Store) -> Session:
+def make_unfinished_session(store: Store) -> Session:
     """What a process that ended in the middle of a turn left behind."""
-    session = scripted("hi").session("unsettled", store=store, retention=SOON)
+    session = make_scripted_agent("hi").session("unsettled", store=store, retention=SOON)
     question = message_draft(Message.user("hello"), store.limits, run="r")
     started = Draft(type="turn.started", run="r", data={"agent": None, "options": {}})
     store.append(session.log, [started, question])
@@ -384,40 +371,48 @@ def unfinished(store: Store) -> Session:
     return session
 
 
-def parked(store: Store) -> Session:
-    session = unfinished(store)
+def make_parked_session(store: Store) -> Session:
+    session = make_unfinished_session(store)
     store.append(session.log, [Draft(type="turn.parked", run="r")])
     with pytest.raises(TurnParked):
         session.resume()
     return session
 
 
-def held(store: Store) -> Session:
+def make_held_session(store: Store) -> Session:
     session = Session("unsettled", store=store, retention=SOON)
     session.hold("case 42")
     return session
 
 
-@pytest.mark.parametrize("make", [failed, waiting, unfinished, parked, held], ids=lambda make: make.__name__)
-def test_what_is_not_settled_is_archived_until_it_is_released(
-    store: Store, clock: Clock, make: Callable[[Store], Session]
-) -> None:
-    session = make(store)
+# Each session by the word that a report of the sweep gives as its reason.
+UNSETTLED: dict[str, Callable[[Store], Session]] = {
+    "failed": make_failed_session,
+    "waiting": make_waiting_session,
+    "unfinished": make_unfinished_session,
+    "parked": make_parked_session,
+    "held": make_held_session,
+}
+
+
+@pytest.mark.parametrize("reason", UNSETTLED)
+def test_what_is_not_settled_is_archived_until_it_is_released(store: Store, clock: DayClock, reason: str) -> None:
+    session = UNSETTLED[reason](store)
     clock.pass_days(1)
     report = sweep(store)
     assert (report.archived, report.purged) == (["unsettled"], [])
-    assert make.__name__ in report.sessions[0].why
+    assert reason in report.sessions[0].why
     assert session.status == "archived"
     clock.pass_days(1000)
     assert sweep(store).purged == []
     session.release("settled", actor="judge")
     assert session.events(types="session.released")[0].actor == "judge"
     assert sweep(store).purged == ["unsettled"]
-    assert ids(store) == []
+    assert list_ids(store) == []
 
 
-def test_a_turn_that_succeeds_settles_a_failure(store: Store, clock: Clock) -> None:
-    session = scripted(error("down"), "fine").session("kept", store=store, retention=SOON)
+def test_a_turn_that_succeeds_settles_a_failure(store: Store, clock: DayClock) -> None:
+    session = make_scripted_agent(error("down"), "fine").session("kept", store=store, retention=SOON)
     with pytest.raises(ProviderUnavailable):
         session.run("hello")
     session.run("again")
@@ -425,41 +420,41 @@ def test_a_turn_that_succeeds_settles_a_failure(store: Store, clock: Clock) -> N
 
 
 def test_a_running_session_is_left_alone(store: Store) -> None:
-    session = scripted("a long story").session("running", store=store, retention=SOON)
+    session = make_scripted_agent("a long story").session("running", store=store, retention=SOON)
     stream = session.stream("tell me")
     next(stream)
     report = sweep(store)
     assert (report.archived, report.purged, report.kept) == ([], [], ["running"])
     assert "running" in report.sessions[0].why
     list(stream)
-    assert said(session) == ["tell me", "a long story"]
+    assert list_texts(session) == ["tell me", "a long story"]
 
 
-def test_a_fork_keeps_its_past_when_the_parent_goes(store: Store, clock: Clock) -> None:
-    parent = Session("parent", store=store, messages=numbered(5), retention={"ttl_days": 10}, state={"a": 1})
+def test_a_fork_keeps_its_past_when_the_parent_goes(store: Store, clock: DayClock) -> None:
+    parent = Session("parent", store=store, messages=make_messages(5), retention={"ttl_days": 10}, state={"a": 1})
     parent.facts.add("use PostgreSQL")
     fork = parent.fork("fork")
     fork.retention = {}
     clock.pass_days(11)
     assert sweep(store).purged == ["parent"]
-    assert said(fork) == [f"message {n}" for n in range(1, 6)]
+    assert list_texts(fork) == [f"message {n}" for n in range(1, 6)]
     assert fork.get_state("a") == 1
     assert [fact.text for fact in fork.facts.all()] == ["use PostgreSQL"]
     assert fork.parent is None
     assert fork.verify()
     fork.add_message(Message.user("on my own"))
     again = Session.import_(fork.export(), session_id="copy", store=store)
-    assert said(again)[-1] == "on my own"
+    assert list_texts(again)[-1] == "on my own"
 
 
-def test_a_dry_run_of_the_sweep_changes_nothing(store: Store, clock: Clock) -> None:
+def test_a_dry_run_of_the_sweep_changes_nothing(store: Store, clock: DayClock) -> None:
     Session("gone", store=store, retention={"ttl_days": 1})
     Session("old", store=store, retention={"archive_after_days": 1})
     Session("new", store=store, retention={"ttl_days": 9})
     clock.pass_days(2)
     would = sweep(store, dry_run=True)
     assert (would.dry_run, would.purged, would.archived) == (True, ["gone"], ["old"])
-    assert ids(store) == ["gone", "new", "old"]
+    assert list_ids(store) == ["gone", "new", "old"]
     assert store.find("sweep", "sweep") is None
     done = sweep(store)
     assert [(each.id, each.act, each.why) for each in done.sessions] == [
@@ -468,7 +463,7 @@ def test_a_dry_run_of_the_sweep_changes_nothing(store: Store, clock: Clock) -> N
     assert done.looked == would.looked
 
 
-def test_the_sweep_has_a_log_of_its_own(store: Store, clock: Clock) -> None:
+def test_the_sweep_has_a_log_of_its_own(store: Store, clock: DayClock) -> None:
     session = Session("gone", store=store, retention={"ttl_days": 1})
     last = session.events()[-1]
     Session("old", store=store, retention={"archive_after_days": 1})
@@ -481,10 +476,10 @@ def test_the_sweep_has_a_log_of_its_own(store: Store, clock: Clock) -> None:
     assert [(stone["id"], stone["head"], stone["hash"]) for stone in planned] == [("gone", last.seq, last.hash.hex())]
     assert store.event(log, events["sweep.finished"].seq).data == {"archived": 1, "purged": 1, "kept": 0}
     assert store.verify(log)
-    assert ids(store) == ["old"]
+    assert list_ids(store) == ["old"]
 
 
-def test_the_sweep_works_in_batches(store: Store, clock: Clock) -> None:
+def test_the_sweep_works_in_batches(store: Store, clock: DayClock) -> None:
     for number in range(25):
         Session(f"s{number:02}", store=store, retention={"ttl_days": 1})
     Session("stays", store=store)
@@ -492,13 +487,13 @@ def test_the_sweep_works_in_batches(store: Store, clock: Clock) -> None:
     steps: list[int] = []
     report = sweep(store, batch=10, on_batch=lambda report: steps.append(len(report.purged)))
     assert steps == [10, 20, 25]
-    assert (len(report.purged), report.looked, ids(store)) == (25, 25, ["stays"])
+    assert (len(report.purged), report.looked, list_ids(store)) == (25, 25, ["stays"])
     for bad in (0, -1, True, 2.5):
         with pytest.raises(InvalidArgument):
             sweep(store, batch=bad)  # type: ignore[arg-type]
 
 
-def test_one_sweeper_works_at_a_time(store: Store, clock: Clock) -> None:
+def test_one_sweeper_works_at_a_time(store: Store, clock: DayClock) -> None:
     for number in range(4):
         Session(f"s{number}", store=store, retention={"ttl_days": 1})
     clock.pass_days(2)
@@ -509,20 +504,20 @@ def test_one_sweeper_works_at_a_time(store: Store, clock: Clock) -> None:
     assert not sweep(store).busy
 
 
-def test_a_turn_that_begins_meanwhile_wins(store: Store, clock: Clock) -> None:
+def test_a_turn_that_begins_during_a_sweep_wins(store: Store, clock: DayClock) -> None:
     both = {id: Session(id, store=store, retention={"ttl_days": 1}) for id in ("one", "two")}
     clock.pass_days(2)
 
     def touch(report: SweepReport) -> None:
-        for id in ids(store):
+        for id in list_ids(store):
             both[id].add_message(Message.user("wait"), once="once")
 
     assert len(sweep(store, batch=1, on_batch=touch).purged) == 1
-    (left,) = ids(store)
-    assert said(both[left]) == ["wait"]
+    (left,) = list_ids(store)
+    assert list_texts(both[left]) == ["wait"]
 
 
-def test_the_sweep_reaches_every_tenant_and_a_tenant_only_its_own(store: Store, clock: Clock) -> None:
+def test_the_sweep_reaches_every_tenant_and_a_tenant_only_its_own(store: Store, clock: DayClock) -> None:
     acme, umbrella = store.for_tenant("acme"), store.for_tenant("umbrella")
     for bound in (acme, umbrella, store):
         Session("same id", store=bound, retention={"ttl_days": 1})
@@ -541,15 +536,15 @@ def test_the_command_sweeps(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "sessions.db") as store:
         Session("gone", store=store, retention=SOON)
         Session("stays", store=store)
-    would = json.loads(holdfast("sweep", "--store", url, "--dry-run", "--json").stdout)
+    would = json.loads(run_command("sweep", "--store", url, "--dry-run", "--json").stdout)
     assert [(each["id"], each["act"]) for each in would["sessions"]] == [("gone", "purged")]
-    done = holdfast("sweep", "--store", url)
+    done = run_command("sweep", "--store", url)
     assert (done.exit_code, "purged" in done.stdout, "gone" in done.stdout) == (0, True, True)
     with SQLiteStore(tmp_path / "sessions.db") as store:
-        assert ids(store) == ["stays"]
+        assert list_ids(store) == ["stays"]
 
 
-def holdfast(*args: str | Path) -> Result:
+def run_command(*args: str | Path) -> Result:
     """The command, as a shell would call it."""
     return CliRunner().invoke(main, [str(arg) for arg in args])
 
@@ -558,7 +553,7 @@ def holdfast(*args: str | Path) -> Result:
 
 
 def test_a_hold_keeps_everything_until_it_is_released(store: Store, do: Do) -> None:
-    session = Session("case", store=store, messages=numbered(3), user_id="alice")
+    session = Session("case", store=store, messages=make_messages(3), user_id="alice")
     session.hold("case 42", actor="judge")
     assert session.held == "case 42"
     with pytest.raises(SessionHeld):
@@ -569,7 +564,7 @@ def test_a_hold_keeps_everything_until_it_is_released(store: Store, do: Do) -> N
         do(session, "erase", reason="asked to", actor="dpo")
     with pytest.raises(SessionHeld):
         Session.erase_user("alice", reason="asked to", actor="dpo", store=store)
-    assert said(session) == ["message 1", "message 2", "message 3"]
+    assert list_texts(session) == ["message 1", "message 2", "message 3"]
     session.add_message(Message.user("life goes on"))
     session.release("settled", actor="clerk")
     assert session.held is None
@@ -605,15 +600,15 @@ def test_a_second_hold_says_the_newest_reason(store: Store) -> None:
 
 
 def test_a_fork_of_a_held_session_is_free_but_what_they_share_is_not(sharing_store: Store) -> None:
-    session = Session("case", store=sharing_store, messages=numbered(3))
+    session = Session("case", store=sharing_store, messages=make_messages(3))
     session.hold("case 42")
     fork = session.fork("fork")
     assert fork.held is None
     with pytest.raises(SessionHeld):
         fork.redact(2, reason="a slip")
     fork.add_message(Message.user("mine"))
-    fork.redact(seq_of(fork, "mine"), reason="a slip")
-    assert said(fork)[-1] == "[erased]"
+    fork.redact(find_seq(fork, "mine"), reason="a slip")
+    assert list_texts(fork)[-1] == "[erased]"
     assert sharing_store.delete("fork")
 
 
@@ -638,25 +633,25 @@ REFUSED: dict[str, Callable[[Session, Store], Any]] = {
 }
 
 
-def immutable(store: Store, **options: Any) -> Session:
+def make_immutable_session(store: Store, **options: Any) -> Session:
     kept = {"immutable": True, "ttl_days": 10}
-    return Session("stone", store=store, messages=numbered(3), retention=kept, **options)
+    return Session("stone", store=store, messages=make_messages(3), retention=kept, **options)
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_an_immutable_session_refuses(store: Store, clock: Clock, what: str) -> None:
-    session = immutable(store)
-    before, head = said(session), session.head
+def test_an_immutable_session_refuses(store: Store, clock: DayClock, what: str) -> None:
+    session = make_immutable_session(store)
+    before, head = list_texts(session), session.head
     with pytest.raises(ImmutableSession):
         REFUSED[what](session, store)
-    assert (said(session), session.head, session.retention) == (before, head, {"immutable": True, "ttl_days": 10})
+    assert (list_texts(session), session.head, session.retention) == (before, head, {"immutable": True, "ttl_days": 10})
     assert store.exists("stone")
     clock.pass_days(11)
     REFUSED[what](session, store)  # its time has passed
 
 
 async def test_an_immutable_session_refuses_awaited_changes_as_well(store: Store) -> None:
-    session = aio.Session(store=store, messages=numbered(3), retention={"immutable": True})
+    session = aio.Session(store=store, messages=make_messages(3), retention={"immutable": True})
     with pytest.raises(ImmutableSession):
         await session.prune("keep_last_1")
     with pytest.raises(ImmutableSession):
@@ -665,19 +660,19 @@ async def test_an_immutable_session_refuses_awaited_changes_as_well(store: Store
 
 
 def test_an_immutable_session_refuses_an_undo(store: Store) -> None:
-    session = Session("stone", store=store, messages=numbered(3))
+    session = Session("stone", store=store, messages=make_messages(3))
     session.prune("keep_last_1")
     session.retention = {"immutable": True}
     with pytest.raises(ImmutableSession):
         session.undo_prune()
 
 
-def test_an_immutable_session_can_grow(store: Store, clock: Clock, ask: Ask) -> None:
-    session = immutable(store)
+def test_an_immutable_session_can_grow(store: Store, clock: DayClock, ask: Ask) -> None:
+    session = make_immutable_session(store)
     session.add_message(Message.user("more"))
     session.set_state("a", 1)
     session.facts.add("use PostgreSQL")
-    ask(session, "hello", agent=scripted("hi"))
+    ask(session, "hello", agent=make_scripted_agent("hi"))
     session.title = "A stone"
     session.hold("case 42")
     session.release()
@@ -685,24 +680,24 @@ def test_an_immutable_session_can_grow(store: Store, clock: Clock, ask: Ask) -> 
     store.save("stone", session.to_dict())  # the same content changes nothing
     session.close()
     session.reopen()
-    assert said(session)[-3:] == ["more", "hello", "hi"]
+    assert list_texts(session)[-3:] == ["more", "hello", "hi"]
     assert session.successor().facts.all()
     fork = session.fork("fork")
     fork.add_message(Message.user("mine"))
-    assert said(fork)[:-1] == said(session)
+    assert list_texts(fork)[:-1] == list_texts(session)
     assert session.verify()
 
 
-def test_a_fork_of_an_immutable_session_is_immutable(store: Store, clock: Clock) -> None:
-    fork = immutable(store).fork("fork")
+def test_a_fork_of_an_immutable_session_is_immutable(store: Store, clock: DayClock) -> None:
+    fork = make_immutable_session(store).fork("fork")
     with pytest.raises(ImmutableSession):
         fork.clear()
     with pytest.raises(ImmutableSession):
         store.delete("fork")
 
 
-def test_activity_makes_an_immutable_session_last_longer(store: Store, clock: Clock) -> None:
-    session = immutable(store)
+def test_activity_makes_an_immutable_session_last_longer(store: Store, clock: DayClock) -> None:
+    session = make_immutable_session(store)
     clock.pass_days(9)
     session.add_message(Message.user("more"))
     clock.pass_days(9)
@@ -710,17 +705,17 @@ def test_activity_makes_an_immutable_session_last_longer(store: Store, clock: Cl
         session.clear()
     assert caught.value.until is not None
     assert caught.value.until > clock.time
-    assert nothing_happens(store)
+    assert is_sweep_idle(store)
     clock.pass_days(2)
     assert sweep(store).purged == ["stone"]
 
 
-def test_an_immutable_session_without_a_ttl_is_kept_for_ever(store: Store, clock: Clock) -> None:
+def test_an_immutable_session_without_a_ttl_is_kept_for_ever(store: Store, clock: DayClock) -> None:
     session = Session("stone", store=store, retention={"immutable": True})
     clock.pass_days(100_000)
     with pytest.raises(ImmutableSession):
         store.delete("stone")
-    assert nothing_happens(store)
+    assert is_sweep_idle(store)
     assert session.verify()
 
 
@@ -743,15 +738,15 @@ BY_HAND = {
 @pytest.mark.parametrize("what", BY_HAND)
 def test_the_database_refuses_too(durable_store: Store, what: str) -> None:
     kept = {"immutable": True, "ttl_days": 10}
-    session = Session("stone", store=durable_store, messages=numbered(3), retention=kept)
+    session = Session("stone", store=durable_store, messages=make_messages(3), retention=kept)
     with pytest.raises(Exception, match="immutable"):
-        by_hand(durable_store, BY_HAND[what], session.log.number)
+        execute_by_hand(durable_store, BY_HAND[what], session.log.number)
     assert Session.open("stone", store=durable_store).retention == kept
-    assert said(session) == ["message 1", "message 2", "message 3"]
+    assert list_texts(session) == ["message 1", "message 2", "message 3"]
 
 
-def by_hand(store: Store, statement: str, log: int) -> None:
-    """What somebody does who uses the database without us."""
+def execute_by_hand(store: Store, statement: str, log: int) -> None:
+    """Execute a statement on the database without holdfast."""
     rest = "at, type, header, tokens, body, tombstone, hash, changes_view"
     if isinstance(store, PostgresStore):
         names = {name: f"holdfast.{name}" for name in ("events", "logs", "retention")} | {
@@ -776,7 +771,7 @@ def by_hand(store: Store, statement: str, log: int) -> None:
 
 
 def test_verify_is_true_when_all_holds(store: Store, do: Do) -> None:
-    session = Session(store=store, messages=numbered(3))
+    session = Session(store=store, messages=make_messages(3))
     session.prune("keep_last_1", actor="ops")
     verdict = do(session, "verify")
     assert verdict
@@ -793,20 +788,20 @@ def test_verify_is_true_when_all_holds(store: Store, do: Do) -> None:
     ],
 )
 def test_verify_names_the_first_bad_event(durable_store: Store, do: Do, change: str, bad: int) -> None:
-    session = Session(store=durable_store, messages=numbered(6))
-    by_hand(durable_store, change, session.log.number)
+    session = Session(store=durable_store, messages=make_messages(6))
+    execute_by_hand(durable_store, change, session.log.number)
     verdict = do(session, "verify")
     assert not verdict
     assert (verdict.ok, verdict.first_bad) == (False, bad)
 
 
 def test_verify_notices_a_head_that_was_moved_back(durable_store: Store, do: Do) -> None:
-    session = Session(store=durable_store, messages=numbered(6))
-    by_hand(durable_store, "UPDATE {logs} SET head = head - 2", session.log.number)
+    session = Session(store=durable_store, messages=make_messages(6))
+    execute_by_hand(durable_store, "UPDATE {logs} SET head = head - 2", session.log.number)
     assert not do(session, "verify")
 
 
-def tampered(lines: list[str], how: str) -> list[str]:
+def tamper_lines(lines: list[str], how: str) -> list[str]:
     third = json.loads(lines[2])
     if how == "flip":
         third["data"]["text"] = "message 9"
@@ -828,11 +823,11 @@ def tampered(lines: list[str], how: str) -> list[str]:
 
 @pytest.mark.parametrize("how", ["flip", "time", "actor", "hash", "swap", "drop", "insert"])
 def test_a_tampered_export_is_found_out_without_a_database(store: Store, tmp_path: Path, how: str) -> None:
-    session = Session(store=store, messages=numbered(6))
+    session = Session(store=store, messages=make_messages(6))
     file = tmp_path / "export.jsonl"
     good = session.export().splitlines()
-    file.write_text("\n".join(tampered(good, how)) + "\n")
-    found = holdfast("verify", "--json", file)
+    file.write_text("\n".join(tamper_lines(good, how)) + "\n")
+    found = run_command("verify", "--json", file)
     assert found.exit_code == 1, found.stderr
     verdict = json.loads(found.stdout)
     assert (verdict["ok"], verdict["first_bad"]) == (False, 4 if how == "insert" else 3)
@@ -842,13 +837,13 @@ def test_a_tampered_export_is_found_out_without_a_database(store: Store, tmp_pat
 
 
 def test_who_did_what_is_on_every_administrative_event(store: Store) -> None:
-    session = Session("s", store=store, messages=numbered(6))
+    session = Session("s", store=store, messages=make_messages(6))
     session.prune("keep_last_4", actor="a")
     session.undo_prune(actor="b")
     session.prune("summarize_old", threshold=2, actor="c")
     session.hold("case 42", actor="d")
     session.release("settled", actor="e")
-    session.redact(seq_of(session, "message 6"), reason="a slip", actor="f")
+    session.redact(find_seq(session, "message 6"), reason="a slip", actor="f")
     session.rewind(to=session.head, actor="g")
     session.clear(actor="h")
     session.archive(actor="i")
@@ -868,9 +863,9 @@ def test_who_did_what_is_on_every_administrative_event(store: Store) -> None:
 SECRET = "zebra4711"
 
 
-def gone_everywhere(store: Store, session: Session) -> None:
+def check_secret_is_gone(store: Store, session: Session) -> None:
     """Nothing that a reader can look at has the secret; the chain and the folds still hold."""
-    assert SECRET not in exported(store, session)
+    assert SECRET not in read_everything(store, session)
     assert session.search(SECRET) == []
     assert session.verify()
     assert store.rebuild_view(session.log) == store.view(session.log)
@@ -878,25 +873,25 @@ def gone_everywhere(store: Store, session: Session) -> None:
 
 def test_a_redacted_event_leaves_a_tombstone(store: Store, do: Do) -> None:
     session = Session("s", store=store, messages=[Message.user("hello"), Message.user(f"my card is {SECRET}")])
-    seq = seq_of(session, f"my card is {SECRET}")
+    seq = find_seq(session, f"my card is {SECRET}")
     before = session.events(limit=None)
     assert len(session.search(SECRET)) == 1
     done = do(session, "redact", seq, reason="a card number", actor="dpo")
     assert (done.seq, done.also) == (seq, [])
-    assert said(session) == ["hello", "[erased]"]
+    assert list_texts(session) == ["hello", "[erased]"]
     events = session.events(limit=None)
     assert [event.hash for event in events[:-1]] == [event.hash for event in before]
     assert [event.erased for event in events] == [False, False, True, False]
     record = events[-1]
     assert (record.type, record.actor, record.data["seq"]) == ("event.redacted", "dpo", seq)
     assert record.data["reason"] == "a card number"
-    gone_everywhere(store, session)
-    gone_everywhere(store, Session.open("s", store=store))
+    check_secret_is_gone(store, session)
+    check_secret_is_gone(store, Session.open("s", store=store))
 
 
 def test_an_export_with_tombstones_verifies_and_can_be_imported(store: Store, do: Do, tmp_path: Path) -> None:
-    agent = scripted(call("pay", {"cents": 4711}), f"it was {SECRET}", tools=[pay])
-    session = agent.session("s", store=store, messages=numbered(3), state={"a": 1})
+    agent = make_scripted_agent(call("pay", {"cents": 4711}), f"it was {SECRET}", tools=[pay])
+    session = agent.session("s", store=store, messages=make_messages(3), state={"a": 1})
     session.run(f"pay {SECRET}")
     session.approve(session.pending[0].call_id)
     session.resume()
@@ -908,43 +903,45 @@ def test_an_export_with_tombstones_verifies_and_can_be_imported(store: Store, do
             if text in str(event.data)
         ]
         do(session, "redact", seq, reason="a slip")
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
     file = tmp_path / "export.jsonl"
     file.write_text(session.export())
-    found = holdfast("verify", file)
+    found = run_command("verify", file)
     assert (found.exit_code, "chain holds" in found.stdout) == (0, True), found.stderr
     copy = Session.import_(file, session_id="copy", store=store)
-    assert said(copy) == said(session)
+    assert list_texts(copy) == list_texts(session)
     assert copy.get_state("a") == 1
     assert copy.usage == session.usage
-    gone_everywhere(store, copy)
+    check_secret_is_gone(store, copy)
     lines = file.read_text().splitlines()
     broken = [json.loads(line) for line in lines]
     stone = next(line for line in broken if "commitment" in line)
     stone["commitment"] = ("0" if stone["commitment"][0] != "0" else "1") + stone["commitment"][1:]
     file.write_text("\n".join(json.dumps(line) for line in broken))
-    assert holdfast("verify", file).exit_code == 1
+    assert run_command("verify", file).exit_code == 1
 
 
 def test_a_summary_of_what_is_redacted_goes_too(store: Store, do: Do) -> None:
-    session = Session(store=store, messages=[Message.user(f"my card is {SECRET}"), *numbered(9)])
+    session = Session(store=store, messages=[Message.user(f"my card is {SECRET}"), *make_messages(9)])
     seq = session.messages[0].seq
     session.prune("summarize_old", threshold=4)
-    session.add_messages(numbered(6, first=10))
+    session.add_messages(make_messages(6, first=10))
     session.prune("summarize_old", threshold=4)
-    assert SECRET in said(session)[0]
+    assert SECRET in list_texts(session)[0]
     done = do(session, "redact", seq, reason="a slip")
     assert len(done.also) == 2
-    assert said(session)[0] == "[erased]"
-    gone_everywhere(store, session)
+    assert list_texts(session)[0] == "[erased]"
+    check_secret_is_gone(store, session)
     session.undo_prune()
     session.undo_prune()
-    assert said(session)[0] == "[erased]"
-    gone_everywhere(store, session)
+    assert list_texts(session)[0] == "[erased]"
+    check_secret_is_gone(store, session)
 
 
 def test_copies_of_a_reply_go_too(store: Store, do: Do) -> None:
-    agent = scripted([f"it is {SECRET}", call("pay", {"cents": 5})], f"paid {SECRET}", tools=[pay], output_key="draft")
+    agent = make_scripted_agent(
+        [f"it is {SECRET}", call("pay", {"cents": 5})], f"paid {SECRET}", tools=[pay], output_key="draft"
+    )
     session = agent.session(store=store)
     session.run("what is it?")
     session.approve(session.pending[0].call_id)
@@ -956,7 +953,7 @@ def test_copies_of_a_reply_go_too(store: Store, do: Do) -> None:
     assert [message.text for message in session.messages if message.role != "tool"] == [
         "what is it?", "[erased]", "[erased]",
     ]  # fmt: skip
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
 
 
 def test_copies_of_a_calls_arguments_go_too(store: Store, do: Do) -> None:
@@ -965,16 +962,16 @@ def test_copies_of_a_calls_arguments_go_too(store: Store, do: Do) -> None:
         """Look a card up."""
         return "it is valid"
 
-    agent = scripted(call("lookup", {"card": SECRET}), "fine", tools=[lookup])
+    agent = make_scripted_agent(call("lookup", {"card": SECRET}), "fine", tools=[lookup])
     session = agent.session(store=store)
     session.run("look")
     replied, called = session.events(types="model.replied")[0], session.events(types="tool.called")[0]
     assert called.seq in do(session, "redact", replied.seq, reason="a slip").also
-    gone_everywhere(store, session)
-    other = scripted(call("lookup", {"card": SECRET}), "fine", tools=[lookup]).session(store=store)
+    check_secret_is_gone(store, session)
+    other = make_scripted_agent(call("lookup", {"card": SECRET}), "fine", tools=[lookup]).session(store=store)
     other.run("look")
     assert do(other, "redact", other.events(types="tool.called")[0].seq, reason="a slip").also
-    gone_everywhere(store, other)
+    check_secret_is_gone(store, other)
 
 
 def test_what_a_redacted_reply_remembered_goes_too(store: Store, do: Do) -> None:
@@ -984,7 +981,7 @@ def test_what_a_redacted_reply_remembered_goes_too(store: Store, do: Do) -> None
         ctx.state.set("note", text)
         return "noted"
 
-    agent = scripted(
+    agent = make_scripted_agent(
         call("remember", {"text": f"the card is {SECRET}"}), call("note", {"text": SECRET}), "noted",
         tools=[remember, note],
     )  # fmt: skip
@@ -1003,7 +1000,7 @@ def test_redacting_a_fact_takes_its_later_versions_too(store: Store, do: Do) -> 
     session.facts.update(fact.id, status="done")
     do(session, "redact", session.events(types="fact.added")[0].seq, reason="a slip")
     assert session.facts.all() == []
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
 
 
 def test_redacting_the_newest_version_of_state_does_not_bring_the_old_one_back(store: Store, do: Do) -> None:
@@ -1012,7 +1009,7 @@ def test_redacting_the_newest_version_of_state_does_not_bring_the_old_one_back(s
     session.set_state("card", SECRET)
     do(session, "redact", session.head, reason="a slip")
     assert session.get_state("card") is None
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
     session.set_state("card", "new")
     assert session.get_state("card") == "new"
 
@@ -1036,7 +1033,7 @@ def test_the_stored_prompt_of_a_call_goes_too(store: Store, do: Do) -> None:
     assert [message.text for message in context.messages] == ["hello"]
     session.run("again")
     assert seen[1].system_texts == []
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
 
 
 def test_the_model_is_not_sent_what_was_redacted(store: Store, do: Do, ask: Ask) -> None:
@@ -1046,10 +1043,10 @@ def test_the_model_is_not_sent_what_was_redacted(store: Store, do: Do, ask: Ask)
         seen.append(request)
         return "fine"
 
-    session = Agent(provider="scripted", script=reply).session("s", store=store, messages=numbered(3))
+    session = Agent(provider="scripted", script=reply).session("s", store=store, messages=make_messages(3))
     ask(session, f"my card is {SECRET}")
     other = Session.open("s", store=store)
-    do(other, "redact", seq_of(session, f"my card is {SECRET}"), reason="a slip")
+    do(other, "redact", find_seq(session, f"my card is {SECRET}"), reason="a slip")
     ask(session, "and?")
     assert [message.text for message in seen[1].messages][3:] == ["[erased]", "fine", "and?"]
 
@@ -1059,7 +1056,7 @@ def test_titles_metadata_and_system_can_be_redacted(store: Store, do: Do) -> Non
     do(session, "redact", 1, reason="a slip")
     assert (session.title, session.metadata, session.system) == (None, {}, None)
     assert Session.list(store=store)[0].title is None
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
 
 
 def test_attached_bytes_go_too(store: Store, do: Do) -> None:
@@ -1068,9 +1065,9 @@ def test_attached_bytes_go_too(store: Store, do: Do) -> None:
         store=store, messages=[Message.user("look", File(data=data, media_type="text/plain")), Message.user("hm")]
     )
     do(session, "redact", session.messages[0].seq, reason="a slip")
-    assert said(session) == ["[erased]", "hm"]
+    assert list_texts(session) == ["[erased]", "hm"]
     assert session.messages[0].parts[1:] == ()
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
 
 
 def test_a_redacted_message_is_not_an_orphan(store: Store, do: Do) -> None:
@@ -1096,7 +1093,7 @@ def test_a_redacted_message_is_not_an_orphan(store: Store, do: Do) -> None:
 @blocking_only
 @pytest.mark.parametrize("bad", [0, -1, 99, True, "2", 1.5, None])
 def test_a_bad_number_of_an_event_is_a_clear_error(store: Store, do: Do, bad: Any) -> None:
-    session = Session(store=store, messages=numbered(3))
+    session = Session(store=store, messages=make_messages(3))
     with pytest.raises(InvalidArgument):
         do(session, "redact", bad, reason="a slip")
     with pytest.raises(InvalidArgument):
@@ -1104,52 +1101,52 @@ def test_a_bad_number_of_an_event_is_a_clear_error(store: Store, do: Do, bad: An
     do(session, "redact", 2, reason="a slip")
     with pytest.raises(InvalidArgument, match="erased before"):
         do(session, "redact", 2, reason="a slip")
-    assert types(session).count("event.redacted") == 1
+    assert list_types(session).count("event.redacted") == 1
 
 
 def test_an_open_turn_is_not_redacted(store: Store, do: Do) -> None:
-    session = waiting(store)
+    session = make_waiting_session(store)
     (question,) = session.events(types="message.added")
     with pytest.raises(TurnOpen):
         do(session, "redact", question.seq, reason="a slip")
 
 
 def test_redacting_does_not_disturb_undo_rewind_and_restore(store: Store) -> None:
-    session = Session("s", store=store, messages=[*numbered(3), Message.user(SECRET), *numbered(3, first=4)])
+    session = Session("s", store=store, messages=[*make_messages(3), Message.user(SECRET), *make_messages(3, first=4)])
     at = session.head
-    secret = seq_of(session, SECRET)
+    secret = find_seq(session, SECRET)
     session.prune("keep_last_2")
     session.redact(secret, reason="a slip")
     session.undo_prune()
-    assert said(session)[3] == "[erased]"
+    assert list_texts(session)[3] == "[erased]"
     session.clear()
     session.rewind(to=at)
-    assert said(session)[3] == "[erased]"
+    assert list_texts(session)[3] == "[erased]"
     document = session.to_dict()
     store.save("copy", document)
-    assert said(Session.open("copy", store=store))[3] == "[erased]"
-    gone_everywhere(store, session)
+    assert list_texts(Session.open("copy", store=store))[3] == "[erased]"
+    check_secret_is_gone(store, session)
 
 
 def test_a_fork_shows_what_was_erased_in_its_parent(sharing_store: Store) -> None:
     store = sharing_store
-    parent = Session("parent", store=store, messages=[Message.user(SECRET), *numbered(9)])
+    parent = Session("parent", store=store, messages=[Message.user(SECRET), *make_messages(9)])
     fork = parent.fork("fork")
     fork.prune("summarize_old", threshold=3)
-    assert SECRET in said(fork)[0]
-    parent.redact(seq_of(parent, SECRET), reason="a slip")
-    assert said(fork)[0] == "[erased]"
-    gone_everywhere(store, fork)
-    gone_everywhere(store, parent)
+    assert SECRET in list_texts(fork)[0]
+    parent.redact(find_seq(parent, SECRET), reason="a slip")
+    assert list_texts(fork)[0] == "[erased]"
+    check_secret_is_gone(store, fork)
+    check_secret_is_gone(store, parent)
     other = parent.fork("other")
-    other.redact(seq_of(other, "message 9"), reason="a slip")  # what a fork shares, a fork can redact
-    assert said(parent)[-1] == said(other)[-1] == "[erased]"
+    other.redact(find_seq(other, "message 9"), reason="a slip")  # what a fork shares, a fork can redact
+    assert list_texts(parent)[-1] == list_texts(other)[-1] == "[erased]"
     assert parent.verify()
     assert other.verify()
 
 
 def test_a_shared_event_stays_while_a_fork_must_keep_it(sharing_store: Store) -> None:
-    parent = Session("parent", store=sharing_store, messages=numbered(3))
+    parent = Session("parent", store=sharing_store, messages=make_messages(3))
     held_fork = parent.fork("held")
     held_fork.hold("case 42")
     with pytest.raises(SessionHeld):
@@ -1159,19 +1156,19 @@ def test_a_shared_event_stays_while_a_fork_must_keep_it(sharing_store: Store) ->
     stone.retention = {"immutable": True}
     with pytest.raises(ImmutableSession):
         parent.redact(2, reason="a slip")
-    assert said(parent) == said(stone) == ["message 1", "message 2", "message 3"]
+    assert list_texts(parent) == list_texts(stone) == ["message 1", "message 2", "message 3"]
     parent.add_message(Message.user("not shared"))
-    parent.redact(seq_of(parent, "not shared"), reason="a slip")
-    assert said(parent)[-1] == "[erased]"
+    parent.redact(find_seq(parent, "not shared"), reason="a slip")
+    assert list_texts(parent)[-1] == "[erased]"
 
 
 def test_an_erasure_stops_for_a_fork_that_is_held(sharing_store: Store) -> None:
-    parent = Session("parent", store=sharing_store, messages=numbered(3))
+    parent = Session("parent", store=sharing_store, messages=make_messages(3))
     fork = parent.fork("fork")
     fork.hold("case 42")
     with pytest.raises(SessionHeld):
         parent.erase(reason="asked to", actor="dpo")
-    assert said(fork) == ["message 1", "message 2", "message 3"]
+    assert list_texts(fork) == ["message 1", "message 2", "message 3"]
 
 
 @tool
@@ -1180,13 +1177,13 @@ def look(at: str) -> str:
     return f"seen {at}"
 
 
-def eventful(store: Store) -> Session:
+def make_eventful_session(store: Store) -> Session:
     """A session with nearly every kind of event in its log."""
     script = [
         call("look", {"at": "a"}), "one", error("down"), [call("look", {"at": "b"}), call("remember", {"text": "c"})],
         "two", call("pay", {"cents": 5}), "three", "four",
     ]  # fmt: skip
-    agent = scripted(*script, tools=[look, pay, remember], output_key="draft", instructions="Be {mood}.")
+    agent = make_scripted_agent(*script, tools=[look, pay, remember], output_key="draft", instructions="Be {mood}.")
     files = [Message.user(f"file {n}", File(data=b"%d" % n, media_type="text/plain")) for n in range(4)]
     session = agent.session(
         "eventful", store=store, title="A title", system="You sell tea.", metadata={"a": 1}, state={"mood": "kind"},
@@ -1199,9 +1196,9 @@ def eventful(store: Store) -> Session:
     session.run("third")
     session.prune("keep_last_8")
     session.add_message(Message.user("once"), once="key")
-    session.prune("summarize_old", threshold=3, agent=scripted("a summary"))
+    session.prune("summarize_old", threshold=3, agent=make_scripted_agent("a summary"))
     session.undo_prune()
-    session.prune("summarize_old", threshold=3, agent=scripted("another"))
+    session.prune("summarize_old", threshold=3, agent=make_scripted_agent("another"))
     session.run("fourth")
     session.approve(session.pending[0].call_id)
     session.resume()
@@ -1219,7 +1216,7 @@ def eventful(store: Store) -> Session:
     return session
 
 
-def is_sound(store: Store, session: Session) -> None:
+def check_session_is_readable(store: Store, session: Session) -> None:
     """Everything can still be read, and holds."""
     assert session.verify()
     assert store.rebuild_view(session.log) == store.view(session.log)
@@ -1236,53 +1233,54 @@ def is_sound(store: Store, session: Session) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_event_can_be_redacted(store: Store, seed: int) -> None:
-    session = eventful(store)
+    session = make_eventful_session(store)
     fork = session.fork("fork")
     chance = random.Random(seed)
     for seq in chance.sample(range(1, session.head + 1), 8):
         with contextlib.suppress(InvalidArgument):  # it went with another one
             session.redact(seq, reason="a slip")
-        is_sound(store, session)
-        is_sound(store, fork)
+        check_session_is_readable(store, session)
+        check_session_is_readable(store, fork)
     copy = Session.import_(session.export(), session_id="copy", store=store)
-    assert said(copy) == said(session)
+    assert list_texts(copy) == list_texts(session)
     for each in (session, fork, copy):
-        each.run("and now?", agent=scripted("fine"))
-        assert said(each)[-2:] == ["and now?", "fine"]
+        each.run("and now?", agent=make_scripted_agent("fine"))
+        assert list_texts(each)[-2:] == ["and now?", "fine"]
         each.undo_prune()
         each.rewind(to=chance.randrange(1, each.head))
         each.prune("summarize_old", threshold=2)
-        is_sound(store, each)
+        check_session_is_readable(store, each)
     session.erase(reason="asked to", actor="dpo")
     assert session.verify()
     assert fork.verify()
 
 
 def test_a_redacted_summary_is_followed_by_an_honest_one(store: Store, do: Do) -> None:
-    session = Session(store=store, messages=[Message.user(SECRET), *numbered(9)])
+    session = Session(store=store, messages=[Message.user(SECRET), *make_messages(9)])
     session.prune("summarize_old", threshold=3)
     summary = session.messages[0].seq
     do(session, "redact", summary, reason="a slip")
-    assert said(session) == ["[erased]", "message 7", "message 8", "message 9"]
-    session.add_messages(numbered(6, first=10))
+    assert list_texts(session) == ["[erased]", "message 7", "message 8", "message 9"]
+    session.add_messages(make_messages(6, first=10))
     session.prune("summarize_old", threshold=3)
-    assert said(session)[0].startswith("[Summary of")
-    assert SECRET not in said(session)[0]
-    assert said(session)[1:] == ["message 13", "message 14", "message 15"]
+    assert list_texts(session)[0].startswith("[Summary of")
+    assert SECRET not in list_texts(session)[0]
+    assert list_texts(session)[1:] == ["message 13", "message 14", "message 15"]
     assert session.undo_prune()
     assert session.undo_prune()
-    assert said(session) == [SECRET, *[f"message {n}" for n in range(1, 16)]]  # only the summary was redacted
+    assert list_texts(session) == [SECRET, *[f"message {n}" for n in range(1, 16)]]  # only the summary was redacted
 
 
 # -- erasure -----------------------------------------------------------------------------------------------------------
 
 
-def whole_session(store: Store, id: str, name: str = SECRET, **options: Any) -> Session:
+def make_secret_session(store: Store, id: str, name: str = SECRET, **options: Any) -> Session:
     """A session with the secret in every place that there is; `name` is that of a state value and of a key."""
-    agent = scripted(f"I know {SECRET}", output_key="draft", instructions=f"Guard {SECRET}")
+    agent = make_scripted_agent(f"I know {SECRET}", output_key="draft", instructions=f"Guard {SECRET}")
     session = agent.session(
         id, store=store, title=SECRET, system=SECRET, metadata={"card": SECRET}, state={name: SECRET},
-        messages=[Message.user(SECRET, File(data=SECRET.encode(), media_type="text/plain")), *numbered(5)], **options,
+        messages=[Message.user(SECRET, File(data=SECRET.encode(), media_type="text/plain")), *make_messages(5)],
+        **options,
     )  # fmt: skip
     session.facts.add(SECRET)
     session.run(f"keep {SECRET}")
@@ -1292,7 +1290,7 @@ def whole_session(store: Store, id: str, name: str = SECRET, **options: Any) -> 
 
 
 def test_an_erased_session_is_only_a_chain(store: Store, do: Do, tmp_path: Path) -> None:
-    session = whole_session(store, "s")
+    session = make_secret_session(store, "s")
     count = session.head
     hashes = [event.hash for event in session.events(limit=None)]
     done = do(session, "erase", reason="asked to", actor="dpo")
@@ -1303,7 +1301,7 @@ def test_an_erased_session_is_only_a_chain(store: Store, do: Do, tmp_path: Path)
     assert all(event.erased for event in session.events(limit=None)[:-1])
     record = session.events(limit=1)[0]
     assert (record.type, record.actor, record.data["reason"]) == ("session.erased", "dpo", "asked to")
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
     for change in (
         lambda: session.add_message(Message.user("more")),
         lambda: session.set_state("a", 1),
@@ -1315,55 +1313,55 @@ def test_an_erased_session_is_only_a_chain(store: Store, do: Do, tmp_path: Path)
             change()
     file = tmp_path / "export.jsonl"
     file.write_text(session.export())
-    assert holdfast("verify", file).exit_code == 0
+    assert run_command("verify", file).exit_code == 0
     assert store.delete("s")
 
 
 def test_an_erasure_goes_before_immutability_but_not_before_a_hold(store: Store) -> None:
-    session = whole_session(store, "s")
+    session = make_secret_session(store, "s")
     session.retention = {"immutable": True}
     session.hold("case 42")
     with pytest.raises(SessionHeld):
         session.erase(reason="asked to", actor="dpo")
     session.release()
     session.erase(reason="asked to", actor="dpo")
-    gone_everywhere(store, session)
+    check_secret_is_gone(store, session)
     for options in ({"reason": "", "actor": "dpo"}, {"reason": "asked to", "actor": ""}):
         with pytest.raises(InvalidArgument):
             Session(store=store).erase(**options)
 
 
 def test_forks_show_what_was_erased_with_their_parent(sharing_store: Store) -> None:
-    parent = whole_session(sharing_store, "parent")
+    parent = make_secret_session(sharing_store, "parent")
     parent.undo_prune()
     fork = parent.fork("fork")
     fork.add_message(Message.user("mine"))
     parent.erase(reason="asked to", actor="dpo")
-    assert set(said(fork)[:-1]) == {"[erased]"}
-    assert said(fork)[-1] == "mine"
+    assert set(list_texts(fork)[:-1]) == {"[erased]"}
+    assert list_texts(fork)[-1] == "mine"
     assert fork.facts.all() == []
-    gone_everywhere(sharing_store, fork)
+    check_secret_is_gone(sharing_store, fork)
     fork.add_message(Message.user("more"))
     assert fork.verify()
 
 
 def test_a_user_is_erased_everywhere(store: Store) -> None:
-    mine = [whole_session(store, f"a{number}", user_id="alice", app_name="shop") for number in range(3)]
+    mine = [make_secret_session(store, f"a{number}", user_id="alice", app_name="shop") for number in range(3)]
     mine.append(mine[0].fork("a3"))
     mine.append(mine[0].successor("a4"))
-    other = whole_session(store, "b", user_id="bob", app_name="shop")
+    other = make_secret_session(store, "b", user_id="bob", app_name="shop")
     mine[0].set_state("card", SECRET, scope="user")
     other.set_state("card", "bob's", scope="user")
     other.set_state("open", "9 to 5", scope="app")
-    before = said(other)
+    before = list_texts(other)
     done = Session.erase_user("alice", reason="asked to", actor="dpo", store=store)
     assert sorted(done.sessions) == ["a0", "a1", "a2", "a3", "a4"]
     assert done.user_state
     for session in mine:
         assert session.status == "erased"
-        gone_everywhere(store, session)
+        check_secret_is_gone(store, session)
     assert Session("new", store=store, user_id="alice").get_state("card", scope="user") is None
-    assert (said(other), other.get_state("card", scope="user")) == (before, "bob's")
+    assert (list_texts(other), other.get_state("card", scope="user")) == (before, "bob's")
     assert other.get_state("open", scope="app") == "9 to 5"
     again = Session.erase_user("alice", reason="asked to", actor="dpo", store=store)
     assert again.sessions == ["new"]  # the others are erased already
@@ -1372,24 +1370,24 @@ def test_a_user_is_erased_everywhere(store: Store) -> None:
 
 
 def test_a_held_session_stops_the_erasure_of_a_user_before_it_begins(store: Store) -> None:
-    first, second, third = [Session(f"a{n}", store=store, user_id="alice", messages=numbered(2)) for n in range(3)]
+    first, second, third = [Session(f"a{n}", store=store, user_id="alice", messages=make_messages(2)) for n in range(3)]
     second.hold("case 42")
     with pytest.raises(SessionHeld):
         Session.erase_user("alice", reason="asked to", actor="dpo", store=store)
-    assert said(first) == said(second) == said(third) == ["message 1", "message 2"]
+    assert list_texts(first) == list_texts(second) == list_texts(third) == ["message 1", "message 2"]
 
 
-def test_an_erased_session_is_purged_when_its_time_has_come(store: Store, clock: Clock) -> None:
+def test_an_erased_session_is_purged_when_its_time_has_come(store: Store, clock: DayClock) -> None:
     for id, kept in (("plain", {"ttl_days": 10}), ("archived first", {"ttl_days": 10, "archive_after_days": 5})):
-        Session(id, store=store, messages=numbered(2), retention=kept).erase(reason="asked to", actor="dpo")
+        Session(id, store=store, messages=make_messages(2), retention=kept).erase(reason="asked to", actor="dpo")
     clock.pass_days(11)
     sweep(store)
     sweep(store)
-    assert ids(store) == []
+    assert list_ids(store) == []
 
 
 def redact_all(store: Store) -> None:
-    session = whole_session(store, "s", name="card")  # names stay, so that what they named can be seen to be gone
+    session = make_secret_session(store, "s", name="card")  # names stay, so that what they named can be seen to be gone
     for seq in range(1, session.head + 1):
         event = session.events(after=seq - 1, limit=1)[0]
         if SECRET in str(event.data):
@@ -1397,44 +1395,44 @@ def redact_all(store: Store) -> None:
 
 
 def erase(store: Store) -> None:
-    whole_session(store, "s").erase(reason="asked to", actor="dpo")
+    make_secret_session(store, "s").erase(reason="asked to", actor="dpo")
 
 
 def erase_user(store: Store) -> None:
-    whole_session(store, "s", user_id="alice").set_state("card", SECRET, scope="user")
+    make_secret_session(store, "s", user_id="alice").set_state("card", SECRET, scope="user")
     Session.erase_user("alice", reason="asked to", actor="dpo", store=store)
 
 
 def purge(store: Store) -> None:
-    whole_session(store, "s", retention=SOON)
+    make_secret_session(store, "s", retention=SOON)
     assert sweep(store).purged == ["s"]
 
 
 def delete(store: Store) -> None:
-    whole_session(store, "s")
+    make_secret_session(store, "s")
     assert store.delete("s")
 
 
 @pytest.mark.parametrize("how", [redact_all, erase, erase_user, purge, delete], ids=lambda how: how.__name__)
 def test_the_files_of_a_store_forget(tmp_path: Path, how: Callable[[Store], None]) -> None:
     with SQLiteStore(tmp_path / "sessions.db") as store:
-        Session("other", store=store, messages=numbered(50))
+        Session("other", store=store, messages=make_messages(50))
         how(store)
         if how not in (purge, delete):
-            files_forget(tmp_path)  # at once, while the store is open
-    files_forget(tmp_path)
+            check_files_have_no_secret(tmp_path)  # at once, while the store is open
+    check_files_have_no_secret(tmp_path)
 
 
 @pytest.mark.parametrize("how", [redact_all, erase, erase_user, purge, delete], ids=lambda how: how.__name__)
 def test_documents_and_tables_forget(
     request: pytest.FixtureRequest, how: Callable[[Store], None], tmp_path: Path
 ) -> None:
-    documents = open_kind("documents", request, tmp_path)
+    documents = open_store("documents", request, tmp_path)
     assert isinstance(documents, DocumentStore)
     assert isinstance(documents.documents, DictStore)
     how(documents)
     assert [name for name, text in documents.documents.kept.items() if SECRET in text] == []
-    postgres = open_kind("postgres", request, tmp_path)
+    postgres = open_store("postgres", request, tmp_path)
     assert isinstance(postgres, PostgresStore)
     how(postgres)
     tables = postgres.server.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'")
@@ -1443,7 +1441,7 @@ def test_documents_and_tables_forget(
         assert [row for (row,) in rows if SECRET in row or SECRET.encode().hex() in row] == [], table
 
 
-def files_forget(folder: Path) -> None:
+def check_files_have_no_secret(folder: Path) -> None:
     assert [file.name for file in folder.iterdir() if SECRET.encode() in file.read_bytes()] == []
 
 
@@ -1451,7 +1449,7 @@ def files_forget(folder: Path) -> None:
 
 
 async def test_the_same_names_are_awaited_in_aio(store: Store) -> None:
-    session = aio.Session("s", store=store, messages=numbered(3))
+    session = aio.Session("s", store=store, messages=make_messages(3))
     done = await session.redact(2, reason="a slip", actor="dpo")
     assert done.seq == 2
     assert [message.text for message in await session.history()] == ["[erased]", "message 2", "message 3"]

@@ -18,7 +18,7 @@ from holdfast.stores.base import Store
 from tests.kit.documents import DictStore
 
 
-def filled(store: Store, id: str = "s") -> Session:
+def make_filled_session(store: Store, id: str = "s") -> Session:
     session = Session(id, store=store, user_id="alice", system="be kind", state={"a": [1, {"b": None}]}, title="T")
     session.add_messages([Message.user("hi", File(data=b"\0\1", media_type="a/b")), Message.assistant("hello")])
     session.facts.add("a fact")
@@ -26,7 +26,7 @@ def filled(store: Store, id: str = "s") -> Session:
 
 
 def test_to_dict_and_back(store: Store) -> None:
-    session = filled(store)
+    session = make_filled_session(store)
     data = json.loads(json.dumps(session.to_dict()))
     agent = Agent(name="a")
     restored = Session.from_dict(data, agent)
@@ -39,7 +39,7 @@ def test_to_dict_and_back(store: Store) -> None:
 
 
 def test_the_store_saves_and_loads_documents(store: Store) -> None:
-    session = filled(store)
+    session = make_filled_session(store)
     other = MemoryStore()
     other.save("copy", session.to_dict())
     copied = other.load("copy")
@@ -57,7 +57,7 @@ def test_the_store_saves_and_loads_documents(store: Store) -> None:
 
 
 def test_saving_the_same_content_does_nothing_and_other_content_is_recorded(store: Store) -> None:
-    session = filled(store)
+    session = make_filled_session(store)
     head = session.head
     document = session.to_dict()
     store.save("s", document)
@@ -90,7 +90,7 @@ def test_saving_the_same_content_does_nothing_and_other_content_is_recorded(stor
     ],
 )
 def test_a_bad_document_is_refused_and_nothing_is_stored(store: Store, change: dict[str, Any], error: type) -> None:
-    session = filled(store)
+    session = make_filled_session(store)
     head = session.head
     document = session.to_dict() | change
     for id in ("s", "new"):
@@ -152,14 +152,14 @@ def test_the_redis_example_of_eleven_lines(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_any_class_with_the_four_methods_is_a_store() -> None:
-    class Plain:
+    class PlainStore:
         save, load = DictStore.save, DictStore.load
         delete, list_sessions = DictStore.delete, DictStore.list_sessions
 
         def __init__(self) -> None:
             self.kept: dict[str, str] = {}
 
-    plain = Plain()
+    plain = PlainStore()
     Session("s", store=plain).add_message(Message.user("x"))  # type: ignore[arg-type]
     assert len(Session.open("s", store=plain)) == 1  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="lacks save, load"):
@@ -168,7 +168,7 @@ def test_any_class_with_the_four_methods_is_a_store() -> None:
 
 def test_a_document_that_was_saved_by_hand_is_opened() -> None:
     store = DictStore()
-    store.save("s", filled(MemoryStore()).to_dict())
+    store.save("s", make_filled_session(MemoryStore()).to_dict())
     session = Session.open("s", store=store)
     session.add_message(Message.user("more"))
     assert [message.text for message in Session.open("s", store=store).messages] == ["hi", "hello", "more"]
@@ -181,7 +181,7 @@ def test_a_document_that_was_saved_by_hand_is_opened() -> None:
 
 
 def test_what_a_users_store_cannot_save_did_not_happen() -> None:
-    class Full(DictStore):
+    class FullStore(DictStore):
         full = False
 
         def save(self, session_id, data):
@@ -189,7 +189,7 @@ def test_what_a_users_store_cannot_save_did_not_happen() -> None:
                 raise OSError("no space")
             super().save(session_id, data)
 
-    store = Full()
+    store = FullStore()
     session = Session("s", store=store, state={"n": 1})
     store.full = True
     for change in (
@@ -217,7 +217,7 @@ def test_stores_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database
 
 
 def test_from_dict_into_a_store_follows_save(store: Store) -> None:
-    document = filled(MemoryStore()).to_dict()
+    document = make_filled_session(MemoryStore()).to_dict()
     Session.from_dict(document, store=store)
     head = Session.open("s", store=store).head
     Session.from_dict(document, store=store)
@@ -252,7 +252,7 @@ def test_events_page_and_filter(store: Store) -> None:
 
 
 def test_an_export_has_a_line_an_event(store: Store) -> None:
-    session = filled(store)
+    session = make_filled_session(store)
     session.add_message(
         {"role": "assistant", "content": "x", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
     )
@@ -266,7 +266,7 @@ def test_an_export_has_a_line_an_event(store: Store) -> None:
 
 
 def test_an_export_can_be_imported_anywhere(store: Store, tmp_path: Path) -> None:
-    session = filled(store)
+    session = make_filled_session(store)
     fork = session.fork("f")
     fork.add_message(Message.user("more"))
     fork.rewind(to=4)
@@ -291,7 +291,7 @@ def test_an_export_can_be_imported_anywhere(store: Store, tmp_path: Path) -> Non
 
 
 def test_a_forged_export_is_refused(store: Store) -> None:
-    text = filled(store).export()
+    text = make_filled_session(store).export()
     lines = text.splitlines()
     forgeries = {
         "changed": text.replace("hello", "hallo"),
@@ -327,7 +327,7 @@ def test_verify_names_the_first_bad_event(tmp_path: Path) -> None:
     import apsw
 
     with SQLiteStore(tmp_path / "a.db") as store:
-        session = filled(store)
+        session = make_filled_session(store)
         assert session.verify()
         assert session.verify().ok
         raw = apsw.Connection(str(tmp_path / "a.db"))

@@ -20,11 +20,8 @@ from holdfast.errors import (
 )
 from holdfast.log.messages import Text, Thinking, ToolCall, ToolResult
 from holdfast.stores.base import Store
+from tests.kit.agents import read_texts
 from tests.scenarios.ways import store_does_not_matter
-
-
-def texts(messages: list[Message]) -> list[str]:
-    return [message.text for message in messages]
 
 
 def test_an_id_that_exists_is_opened_and_not_overwritten(store: Store) -> None:
@@ -32,7 +29,7 @@ def test_an_id_that_exists_is_opened_and_not_overwritten(store: Store) -> None:
     first = agent.session(session_id="user-123")
     first.add_message(Message.user("hello"))
     again = agent.session(session_id="user-123", store=store)
-    assert texts(again.messages) == ["hello"]
+    assert read_texts(again.messages) == ["hello"]
     assert Session("user-123", store=store).id == Session.open("user-123", store=store).session_id == "user-123"
 
 
@@ -70,7 +67,7 @@ def test_a_bad_id_is_refused_and_nothing_is_stored(store: Store, bad: object) ->
 def test_any_printable_id_is_accepted(store: Store, good: str) -> None:
     Session(id=good, store=store).add_message(Message.user("x"))
     assert store.list_sessions() == [good]
-    assert texts(Session.open(good, store=store).messages) == ["x"]
+    assert read_texts(Session.open(good, store=store).messages) == ["x"]
 
 
 def test_opening_rules_for_a_session_that_is_there(store: Store) -> None:
@@ -87,7 +84,7 @@ def test_opening_rules_for_a_session_that_is_there(store: Store) -> None:
     changed = Session("s", store=store, system="be brief", metadata={"tier": "gold"})
     assert (changed.system, changed.metadata) == ("be brief", {"tier": "gold"})
     assert changed.events()[-1].type == "session.changed"
-    assert texts(changed.messages) == ["hi"]
+    assert read_texts(changed.messages) == ["hi"]
 
 
 def test_an_empty_session_may_be_filled_when_it_is_opened(store: Store) -> None:
@@ -95,7 +92,7 @@ def test_an_empty_session_may_be_filled_when_it_is_opened(store: Store) -> None:
     session = Session(
         "s", store=store, messages=[{"role": "user", "content": "hi"}], state=[{"a": 1, "b": 1}, {"b": 2}]
     )
-    assert (texts(session.messages), session.state) == (["hi"], {"a": 1, "b": 2})
+    assert (read_texts(session.messages), session.state) == (["hi"], {"a": 1, "b": 2})
 
 
 def test_messages_round_trip_bytes_included(store: Store) -> None:
@@ -146,9 +143,9 @@ def test_a_message_reads_like_a_dict_and_names_its_author(store: Store) -> None:
 def test_history_gives_the_last_ones_oldest_first(store: Store) -> None:
     session = Session(store=store)
     session.add_messages([Message.user(str(n)) if n % 2 else Message.assistant(str(n)) for n in range(30)])
-    assert texts(session.history(limit=3)) == ["27", "28", "29"]
-    assert texts(session.history()) == [str(n) for n in range(30)]
-    assert texts(session.history(limit=2, role="assistant")) == ["26", "28"]
+    assert read_texts(session.history(limit=3)) == ["27", "28", "29"]
+    assert read_texts(session.history()) == [str(n) for n in range(30)]
+    assert read_texts(session.history(limit=2, role="assistant")) == ["26", "28"]
     assert session.history(limit=0) == []
     assert len(session.history(limit=1000)) == len(session.history(limit=None)) == 30
     with pytest.raises(ValueError, match="negative"):
@@ -175,7 +172,7 @@ def test_clear_empties_messages_and_temp_and_nothing_else(store: Store) -> None:
     assert (session.messages, len(session), session.get_state("t", scope="temp")) == ([], 0, None)
     assert (session.system, session.state, len(session.facts)) == ("be kind", {"a": 1}, 1)
     session.add_message(Message.user("again"))
-    assert texts(session.messages) == ["again"]
+    assert read_texts(session.messages) == ["again"]
     assert [event.type for event in session.events()].count("message.added") == 2
 
 
@@ -183,8 +180,8 @@ def test_search_finds_messages_by_their_words(store: Store) -> None:
     session = Session(store=store)
     session.add_messages([Message.user("A diamond ring"), Message.assistant("Two DIAMONDS"), Message.user("no stone")])
     session.add_message(Message.tool("the diamond is priced at 10", call_id="c"))
-    assert texts(session.search("diamond")) == ["A diamond ring", "the diamond is priced at 10"]
-    assert texts(session.search("diamond", limit=1)) == ["the diamond is priced at 10"]
+    assert read_texts(session.search("diamond")) == ["A diamond ring", "the diamond is priced at 10"]
+    assert read_texts(session.search("diamond", limit=1)) == ["the diamond is priced at 10"]
     assert session.search("") == session.search("nothing here") == session.search("diamond", limit=0) == []
     session.clear()
     assert session.search("diamond") == []
@@ -220,14 +217,14 @@ def test_rewind_brings_back_messages_and_session_state(store: Store) -> None:
     session.set_state("lang", "en", scope="user")
     fact = session.facts.add("stays")
     session.rewind(to=point)
-    assert (texts(session.messages), session.state) == (["one"], {"a": 1})
+    assert (read_texts(session.messages), session.state) == (["one"], {"a": 1})
     assert session.get_state("lang", scope="user") == "en"
     assert session.facts.all() == [fact]
     assert "two" in session.export()
     session.add_message(Message.user("three"))
     session.rewind(to=point)
     session.add_message(Message.user("four"))
-    assert texts(session.messages) == ["one", "four"]
+    assert read_texts(session.messages) == ["one", "four"]
     assert session.state_at(point + 2) == {"a": 2}
     for bad in (0, -1, session.head + 1, "x", True, None):
         with pytest.raises(ValueError, match="not the number of an event"):
@@ -238,7 +235,7 @@ def test_a_key_makes_sending_twice_the_same_as_once(store: Store) -> None:
     session = Session(store=store)
     first = session.send_message({"role": "user", "content": "pay"}, once="order-1")
     assert session.send_message({"role": "user", "content": "pay"}, once="order-1") == first
-    assert texts(session.messages) == ["pay"]
+    assert read_texts(session.messages) == ["pay"]
 
 
 @store_does_not_matter

@@ -28,7 +28,7 @@ CONTENT: dict[str, Callable[[Any], object]] = {
 }
 
 
-def new_session(store: Store) -> Any:
+def make_session(store: Store) -> Any:
     agent = Agent(provider="scripted", script=["hi"] * 3, store=store)
     session = agent.session(user_id="alice", app_name="shop", state={"early": 1})
     session.add_messages([Message.user("one"), Message.assistant("two"), Message.user("three")])
@@ -38,7 +38,7 @@ def new_session(store: Store) -> Any:
 
 @pytest.mark.parametrize("end", ["close", "archive"])
 def test_an_ended_session_takes_no_content(store: Store, end: str) -> None:
-    session = new_session(store)
+    session = make_session(store)
     getattr(session, end)()
     before = session.head
     for name, change in CONTENT.items():
@@ -51,7 +51,7 @@ def test_an_ended_session_takes_no_content(store: Store, end: str) -> None:
 
 @pytest.mark.parametrize("end", ["close", "archive"])
 def test_an_ended_session_is_read_forked_labelled_and_held(store: Store, end: str) -> None:
-    session = new_session(store)
+    session = make_session(store)
     getattr(session, end)()
     session.title, session.metadata = "Case 42", {"paid": True}
     session.set_state("language", "en", scope="user")
@@ -70,7 +70,7 @@ def test_an_ended_session_is_read_forked_labelled_and_held(store: Store, end: st
 
 
 def test_a_reopened_session_takes_content_again(store: Store) -> None:
-    session = new_session(store)
+    session = make_session(store)
     session.close()
     session.reopen()
     session.add_message(Message.user("four"))
@@ -80,7 +80,7 @@ def test_a_reopened_session_takes_content_again(store: Store) -> None:
 
 
 def test_closing_twice_is_fine(store: Store) -> None:
-    session = new_session(store)
+    session = make_session(store)
     session.close()
     before = session.head
     session.close()
@@ -91,7 +91,7 @@ def test_closing_twice_is_fine(store: Store) -> None:
 
 
 def test_a_paused_session_only_refuses_to_run(store: Store) -> None:
-    session = new_session(store)
+    session = make_session(store)
     session.pause()
     with pytest.raises(LifecycleError):
         session.run("late")

@@ -22,7 +22,7 @@ from holdfast.log.events import Draft
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from holdfast.testing.contract import run_together
-from tests.scenarios.ways import WAYS, asking
+from tests.scenarios.ways import WAYS, make_ask
 
 
 def test_state_in_four_scopes(store: Store) -> None:
@@ -398,7 +398,7 @@ def test_temp_is_there_for_one_run_and_gone_after_it(store: Store, way: str) -> 
     agent = Agent(
         provider="scripted", script=[call("look", {}), "done", call("look", {}), "done"], tools=[look], store=store
     )
-    session, ask = agent.session(), asking(way)
+    session, ask = agent.session(), make_ask(way)
     session.set_state("t", 1, scope="temp")
     ask(session, "go")
     assert (seen, session.get_state("t", scope="temp")) == ([1], None)

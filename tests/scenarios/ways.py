@@ -19,7 +19,7 @@ store_does_not_matter = pytest.mark.parametrize("store", ["memory", "server"], i
 blocking_only = pytest.mark.parametrize("do", ["blocking"], indirect=True)
 
 
-def asking(way: str) -> Ask:
+def make_ask(way: str) -> Ask:
     """`ask(session, text, **options)`, blocking for the test, whichever way is meant."""
 
     def ask(session: Session, text: Any, **options: Any) -> Response:
@@ -30,15 +30,15 @@ def asking(way: str) -> Ask:
         if way == "run_async":
             return asyncio.run(session.run_async(text, **options))
 
-        async def streamed() -> Response:
+        async def read_stream() -> Response:
             return [event async for event in await session.stream_async(text, **options)][-1].response  # type: ignore[union-attr]
 
-        return asyncio.run(streamed())
+        return asyncio.run(read_stream())
 
     return ask
 
 
-def resuming(way: str) -> Callable[..., Response | None]:
+def make_resume(way: str) -> Callable[..., Response | None]:
     def resume(session: Session, *args: Any) -> Response | None:
         if way.endswith("async"):
             return asyncio.run(session.resume_async(*args))

@@ -299,7 +299,7 @@ def test_any_name_may_be_a_parameter() -> None:
     assert odd.validate(given) == given
 
 
-def test_a_default_that_json_cannot_hold_is_not_told() -> None:
+def test_a_default_that_json_cannot_hold_is_left_out() -> None:
     @tool
     def f(x: float = float("inf"), y: Any = object) -> None:
         pass
@@ -433,7 +433,7 @@ def test_bad_arguments_say_which_and_why(arguments: Any, problems: list[str]) ->
     assert str(caught.value) == f"bad arguments for order: {'; '.join(problems)}"
 
 
-def test_many_problems_are_told_in_part() -> None:
+def test_many_problems_are_listed_in_part() -> None:
     with pytest.raises(BadArguments) as caught:
         order.validate({"name": "x", "items": [{} for _ in range(100)]})
     assert len(caught.value.problems) == 11
@@ -448,7 +448,7 @@ JSON = st.recursive(
 
 
 @given(st.one_of(st.text(), st.dictionaries(st.sampled_from(["name", "items", "count", "where", "pet", "x"]), JSON)))
-def test_whatever_is_sent_is_either_good_or_bad_arguments(arguments: Any) -> None:
+def test_any_value_is_either_good_or_bad_arguments(arguments: Any) -> None:
     try:
         found = order.validate(arguments)
     except BadArguments as error:

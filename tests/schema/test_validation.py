@@ -32,7 +32,7 @@ PET = {
 }
 
 
-def read(schema: dict[str, Any], value: object) -> Any:
+def check_value(schema: dict[str, Any], value: object) -> Any:
     return OutputShape(schema).read(orjson.dumps(value).decode())
 
 
@@ -129,20 +129,20 @@ KEYWORDS: list[tuple[dict[str, Any], Any, Any, str]] = [
     ("schema", "good", "bad", "problem"), KEYWORDS, ids=[",".join(schema) for schema, *_ in KEYWORDS]
 )
 def test_every_keyword_is_checked(schema: dict[str, Any], good: Any, bad: Any, problem: str) -> None:
-    assert read(schema, good) == good
+    assert check_value(schema, good) == good
     with pytest.raises(BadOutput) as caught:
-        read(schema, bad)
+        check_value(schema, bad)
     assert problem in str(caught.value)
 
 
 def test_an_unknown_format_is_a_remark() -> None:
-    assert read({"format": "color"}, "red") == "red"
+    assert check_value({"format": "color"}, "red") == "red"
 
 
 def test_a_problem_is_short_and_does_not_quote_the_reply() -> None:
     for schema in ({"type": "string"}, {"anyOf": [S, I]}, {"enum": list(range(10_000))}, {"maxProperties": 0}):
         with pytest.raises(BadOutput) as caught:
-            read(schema, {"long": "x" * 100_000})
+            check_value(schema, {"long": "x" * 100_000})
         assert len(str(caught.value)) < 300
         assert "xxx" not in str(caught.value)
 
@@ -229,16 +229,16 @@ def test_a_malformed_schema_is_refused_before_the_model_is_asked(schema: Any, pr
 
 def test_a_reference_that_is_used_twice_is_no_circle() -> None:
     schema = {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": I}}
-    assert read(schema, 1) == 1
+    assert check_value(schema, 1) == 1
 
 
 # -- strangers' schemas and replies ------------------------------------------------------------------------------------
 
 
-def refusal(schema: dict[str, Any], value: object) -> str:
+def read_refusal(schema: dict[str, Any], value: object) -> str:
     """The text of the refusal. A check that backtracks, or that has no limit, does not end within a lifetime here."""
     with pytest.raises((BadOutput, InvalidArgument)) as caught:
-        read(schema, value)
+        check_value(schema, value)
     return str(caught.value)
 
 
@@ -251,7 +251,7 @@ def refusal(schema: dict[str, Any], value: object) -> str:
     ],
 )
 def test_a_catastrophic_pattern_does_not_hang(schema: dict[str, Any]) -> None:
-    assert "does not match" in refusal(schema, {"a": "a" * 5_000 + "!"})
+    assert "does not match" in read_refusal(schema, {"a": "a" * 5_000 + "!"})
 
 
 @pytest.mark.parametrize("dialect", ["https://json-schema.org/draft/2020-12/schema", DRAFT_7])
@@ -263,30 +263,30 @@ def test_a_part_that_names_its_draft_has_the_same_limits(dialect: str) -> None:
         {"items": {"$ref": "#/x/p"}, "x": {"p": part}},
         {"$schema": dialect, "anyOf": [{"items": {"$ref": "#/$defs/p"}}], "$defs": {"p": part}},
     ):
-        refusal(schema, ["a" * 40 + "!"])
+        read_refusal(schema, ["a" * 40 + "!"])
 
 
 def test_names_of_properties_meet_no_catastrophic_pattern() -> None:
     schema = {"patternProperties": {"^(a+)+$": I}, "additionalProperties": False}
-    refusal(schema, {"a" * 40 + "!": 1})
+    read_refusal(schema, {"a" * 40 + "!": 1})
 
 
 def test_a_schema_whose_check_grows_exponentially_is_stopped() -> None:
     levels: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**levels, "d40": {"type": "object"}}}
-    assert "too many steps" in refusal(schema, {})
+    assert "too many steps" in read_refusal(schema, {})
     deep: Any = 1
     for _ in range(40):
         deep = {"x": deep}
     twice = {"allOf": [{"properties": {"x": {"$ref": "#"}}}, {"properties": {"x": {"$ref": "#"}}}]}
-    assert "too many steps" in refusal(twice, deep)
+    assert "too many steps" in read_refusal(twice, deep)
 
 
 def test_deep_schemas_and_deep_replies_are_checked_or_refused() -> None:
     deep: Any = {"n": 1}
     for _ in range(30):
         deep = {"n": 1, "kids": [deep]}
-    assert read(TREE, deep) == deep
+    assert check_value(TREE, deep) == deep
     nested: dict[str, Any] = {"type": "integer"}
     for _ in range(60):
         nested = {"items": nested}
@@ -344,9 +344,9 @@ class Price(BaseModel):
 
 def test_the_schema_of_a_type_can_be_sent_to_a_server() -> None:
     schema = OutputShape(Price).schema
-    assert read(schema, {"amount": "12.5", "name": "tea"})
+    assert check_value(schema, {"amount": "12.5", "name": "tea"})
     with pytest.raises(BadOutput):
-        read(schema, {"amount": "12.5", "name": "Tea"})
+        check_value(schema, {"amount": "12.5", "name": "Tea"})
 
 
 # -- the cost ----------------------------------------------------------------------------------------------------------

@@ -10,58 +10,61 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs.browsers import Siege, attempts, houses, welcome
-from tests.proofs.http_detectors import endless, escapes
+from tests.proofs.browsers import BrowserAttack, check_own_requests, list_attempts, start_servers
+from tests.proofs.http_detectors import check_slow_requests, try_escapes
 from tests.proofs.leaks import PLACES, server_secrets
-from tests.proofs.raw_http import SECONDS, cases, exchange, judged, short_heads
-from tests.proofs.secured_server import TOKEN, Caller, House
+from tests.proofs.raw_http import SECONDS, find_problem, generate_cases, send_and_receive, shorten_head_limit
+from tests.proofs.secured_server import TOKEN, Caller, SecuredServer
 
-KINDS = sorted({attempt.kind for attempt in attempts()})
+KINDS = sorted({attempt.kind for attempt in list_attempts()})
 
 
 @pytest.fixture(scope="module")
-def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[House, str | None]]]:
-    with houses(tmp_path_factory.mktemp("houses")) as found:
-        yield {name: (house, key) for name, house, key in found}
+def attacked_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[SecuredServer, str | None]]]:
+    with start_servers(tmp_path_factory.mktemp("houses")) as found:
+        yield {name: (server, key) for name, server, key in found}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["open", "locked", "configured"])
 def test_a_page_of_another_site_gets_nothing(
-    besieged: dict[str, tuple[House, str | None]], mode: str, kind: str
+    attacked_servers: dict[str, tuple[SecuredServer, str | None]], mode: str, kind: str
 ) -> None:
-    house, key = besieged[mode]
-    siege = Siege(house, key)
-    chosen = [attempt for attempt in attempts() if attempt.kind == kind]
-    siege.endure(random.Random(kind).sample(chosen, min(60, len(chosen))))
-    assert siege.failures == []
+    server, key = attacked_servers[mode]
+    attack = BrowserAttack(server, key)
+    chosen = [attempt for attempt in list_attempts() if attempt.kind == kind]
+    attack.run(random.Random(kind).sample(chosen, min(60, len(chosen))))
+    assert attack.failures == []
 
 
 @pytest.mark.parametrize("mode", ["open", "locked", "configured"])
-def test_whoever_may_call_is_let_in(besieged: dict[str, tuple[House, str | None]], mode: str) -> None:
-    assert list(welcome(*besieged[mode])) == []
+def test_an_allowed_caller_is_let_in(attacked_servers: dict[str, tuple[SecuredServer, str | None]], mode: str) -> None:
+    assert list(check_own_requests(*attacked_servers[mode])) == []
 
 
-def test_what_is_no_request_is_refused_and_harms_nobody(tmp_path: Path) -> None:
-    chosen = list(islice(cases(random.Random(3)), 250))
-    with House(tmp_path, rooms=1, body_seconds=2.0) as house:
+def test_bytes_that_are_no_request_are_refused_and_disturb_no_client(tmp_path: Path) -> None:
+    chosen = list(islice(generate_cases(random.Random(3)), 250))
+    with SecuredServer(tmp_path, sessions=1, body_seconds=2.0) as server:
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda case: exchange(house.port, case.data), chosen))
-        with Caller(house.port) as caller:
+            answers = list(pool.map(lambda case: send_and_receive(server.port, case.data), chosen))
+        with Caller(server.port) as caller:
             assert caller.ask("GET", "/sessions", {"Authorization": f"Bearer {TOKEN}"}).status == 200
-    assert [complaint for pair in zip(chosen, answers, strict=True) if (complaint := judged(*pair))] == []
+    assert [complaint for pair in zip(chosen, answers, strict=True) if (complaint := find_problem(*pair))] == []
 
 
 def test_a_client_that_never_comes_to_an_end_is_shown_out(tmp_path: Path) -> None:
-    with short_heads(SECONDS), House(tmp_path, rooms=1, keep_alive=SECONDS, body_seconds=SECONDS) as house:
-        assert list(endless(house)) == []
+    with (
+        shorten_head_limit(SECONDS),
+        SecuredServer(tmp_path, sessions=1, keep_alive=SECONDS, body_seconds=SECONDS) as server,
+    ):
+        assert list(check_slow_requests(server)) == []
 
 
 def test_a_session_works_only_beneath_a_root(tmp_path: Path) -> None:
     root = tmp_path / "roots" / "work"
     (root / "inner").mkdir(parents=True)
-    with House(tmp_path, rooms=1, work_roots=(str(root),)) as house, Caller(house.port) as caller:
-        assert list(escapes(caller, root)) == []
+    with SecuredServer(tmp_path, sessions=1, work_roots=(str(root),)) as server, Caller(server.port) as caller:
+        assert list(try_escapes(caller, root)) == []
 
 
 def test_no_secret_is_in_the_log_or_in_an_error() -> None:

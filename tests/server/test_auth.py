@@ -40,10 +40,10 @@ from holdfast.server.rate_limits import Buckets, RequestLimits, Slots
 from holdfast.server.routes import index
 from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
-from tests.kit.front import TOKEN, Address, Front, listening
+from tests.kit.minimal_server import TOKEN, Address, MinimalServer, start_server
 
 
-def told(who: Caller) -> Response:
+def describe_caller(who: Caller) -> Response:
     facts = {"tenant": who.tenant, "user": who.user, "role": who.role, "key_id": who.key_id, "store": who.store.tenant}
     return Response(json.dumps(facts), media_type="application/json")
 
@@ -53,22 +53,22 @@ router = APIRouter(route_class=StrictRoute)
 
 @router.get("/read")
 async def read(who: Reader) -> Response:
-    return told(who)
+    return describe_caller(who)
 
 
 @router.post("/write")
 async def write(who: Writer) -> Response:
-    return told(who)
+    return describe_caller(who)
 
 
 @router.post("/admin")
 async def admin(who: Admin) -> Response:
-    return told(who)
+    return describe_caller(who)
 
 
 @router.get("/operator")
 async def operator(who: Operator) -> Response:
-    return told(who)
+    return describe_caller(who)
 
 
 @router.get("/anyone", dependencies=[Anyone])
@@ -88,24 +88,24 @@ async def owner(who: Reader, user_id: str | None = None) -> Response:
 
 
 @pytest.fixture
-def front(store: Store) -> Front:
-    return Front(Config(rate=0), store)
+def minimal_server(store: Store) -> MinimalServer:
+    return MinimalServer(Config(rate=0), store)
 
 
 @pytest.fixture
-def server(front: Front) -> Iterator[Address]:
-    with listening(front.app(router, index.router)) as address:
+def server(minimal_server: MinimalServer) -> Iterator[Address]:
+    with start_server(minimal_server.build_app(router, index.router)) as address:
         yield address
 
 
 @pytest.fixture
-def quick_front(monkeypatch: pytest.MonkeyPatch) -> Front:
+def uncached_server(monkeypatch: pytest.MonkeyPatch) -> MinimalServer:
     """Keys are looked up at every request."""
     monkeypatch.setattr(auth, "CACHED_SECONDS", 0.0)
-    return Front(Config(rate=0))
+    return MinimalServer(Config(rate=0))
 
 
-def status(server: Address, path: str, headers: dict[str, str], method: str = "GET") -> int:
+def read_status(server: Address, path: str, headers: dict[str, str], method: str = "GET") -> int:
     with server.client(None) as client:
         return client.request(method, path, headers=headers).status_code
 
@@ -116,13 +116,13 @@ class TestKeys:
         with server.client(key) as client:
             facts = {"tenant": "acme", "user": "alice", "role": "read", "key_id": info.id, "store": "acme"}
             assert client.get("/read").json() == facts
-        assert status(server, "/read", {"X-API-Key": key}) == 200
-        assert status(server, "/read", {"Authorization": f"bearer  {key}"}) == 200
+        assert read_status(server, "/read", {"X-API-Key": key}) == 200
+        assert read_status(server, "/read", {"Authorization": f"bearer  {key}"}) == 200
         with server.client() as client:
             assert client.get("/read").json()["key_id"] == "server"
             assert client.get("/read").json()["tenant"] == ""
-        assert status(server, "/anyone", {}) == 200
-        assert status(server, "/anyone", {"Authorization": "Bearer nonsense"}) == 200
+        assert read_status(server, "/anyone", {}) == 200
+        assert read_status(server, "/anyone", {"Authorization": "Bearer nonsense"}) == 200
 
     def test_that_are_wrong_get_one_and_the_same_answer(self, server: Address, store: Store) -> None:
         key, _ = create_key(store, role="admin")
@@ -160,7 +160,7 @@ class TestKeys:
             answers.add((found.json()["error"], found.json()["code"], len(found.json())))
         assert len(answers) == 1
         for line in (b"X-API-Key: \xff\xfe", b"X-API-Key: ", b"Authorization: Bearer "):
-            assert server.raw(b"GET /read HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n")[0] == 401
+            assert server.send_raw(b"GET /read HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n")[0] == 401
 
     def test_are_kept_as_digests(self, store: Store) -> None:
         key, info = create_key(store, role="write", tenant="acme", user="alice")
@@ -191,20 +191,20 @@ class TestKeys:
     def test_of_tenants_and_users_do_not_run_the_server(self, server: Address, store: Store) -> None:
         for expected, bound in ((200, {}), (403, {"tenant": "acme"}), (403, {"user": "alice"})):
             key, _ = create_key(store, role="admin", **bound)  # type: ignore[arg-type]
-            assert status(server, "/operator", {"X-API-Key": key}) == expected
+            assert read_status(server, "/operator", {"X-API-Key": key}) == expected
 
-    def test_end_when_they_are_revoked(self, quick_front: Front) -> None:
-        key, info = create_key(quick_front.store, role="read")
-        with listening(quick_front.app(router)) as server, server.client(key) as client:
+    def test_end_when_they_are_revoked(self, uncached_server: MinimalServer) -> None:
+        key, info = create_key(uncached_server.store, role="read")
+        with start_server(uncached_server.build_app(router)) as server, server.client(key) as client:
             assert client.get("/read").status_code == 200
-            assert revoke_key(quick_front.store, info.id)
+            assert revoke_key(uncached_server.store, info.id)
             assert client.get("/read").status_code == 401
-        assert not revoke_key(quick_front.store, "nonesuch")
+        assert not revoke_key(uncached_server.store, "nonesuch")
 
-    def test_are_looked_up_once_in_a_while(self, front: Front, server: Address, store: Store) -> None:
+    def test_are_looked_up_once_in_a_while(self, minimal_server: MinimalServer, server: Address, store: Store) -> None:
         key, _ = create_key(store, role="read")
         looked: list[str] = []
-        inner = type(front.store).kv_get
+        inner = type(minimal_server.store).kv_get
 
         def kv_get(self: Store, space: str, name: str) -> bytes | None:
             looked.append(space)
@@ -212,16 +212,16 @@ class TestKeys:
 
         began = time.monotonic()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(front.store), "kv_get", kv_get)
+            patch.setattr(type(minimal_server.store), "kv_get", kv_get)
             with ThreadPoolExecutor(8) as threads:
-                found = list(threads.map(lambda _: status(server, "/read", {"X-API-Key": key}), range(40)))
+                found = list(threads.map(lambda _: read_status(server, "/read", {"X-API-Key": key}), range(40)))
         assert found == [200] * 40
         assert 1 <= looked.count("api-keys") <= 1 + (time.monotonic() - began) // CACHED_SECONDS
 
-    def test_note_when_they_were_used_without_undoing_a_revocation(self, quick_front: Front) -> None:
-        store = quick_front.store
+    def test_note_when_they_were_used_without_undoing_a_revocation(self, uncached_server: MinimalServer) -> None:
+        store = uncached_server.store
         key, info = create_key(store, role="read", name="one")
-        with listening(quick_front.app(router)) as server, server.client(key) as client:
+        with start_server(uncached_server.build_app(router)) as server, server.client(key) as client:
             for _ in range(5):
                 client.get("/read")
         used = list_keys(store)[0].last_used
@@ -232,17 +232,19 @@ class TestKeys:
         assert list_keys(store)[0].revoked_at is not None
         assert list_keys(store)[0].last_used == used + 1
 
-    def test_cannot_be_checked_while_the_store_is_away(self, front: Front, server: Address, store: Store) -> None:
+    def test_cannot_be_checked_while_the_store_is_away(
+        self, minimal_server: MinimalServer, server: Address, store: Store
+    ) -> None:
         key, _ = create_key(store, role="read")
 
         def kv_get(*_: object) -> bytes:
             raise StoreUnavailable("no connection")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(front.store), "kv_get", kv_get)
-            assert status(server, "/read", {"X-API-Key": key}) == 503
-            assert status(server, "/read", {"X-API-Key": TOKEN}) == 200
-        assert status(server, "/read", {"X-API-Key": key}) == 200
+            patch.setattr(type(minimal_server.store), "kv_get", kv_get)
+            assert read_status(server, "/read", {"X-API-Key": key}) == 503
+            assert read_status(server, "/read", {"X-API-Key": TOKEN}) == 200
+        assert read_status(server, "/read", {"X-API-Key": key}) == 200
 
     def test_are_made_of_sensible_things_only(self, store: Store) -> None:
         for wrong in (
@@ -314,10 +316,14 @@ class TestUsers:
 
 class TestLimits:
     def test_hold_a_key_back(self) -> None:
-        front = Front(Config(rate=0.5, burst=3), clock=FixedClock(tick=0))
-        one, _ = create_key(front.store, role="read")
-        two, _ = create_key(front.store, role="read")
-        with listening(front.app(router)) as server, server.client(one) as client, server.client(two) as other:
+        minimal_server = MinimalServer(Config(rate=0.5, burst=3), clock=FixedClock(tick=0))
+        one, _ = create_key(minimal_server.store, role="read")
+        two, _ = create_key(minimal_server.store, role="read")
+        with (
+            start_server(minimal_server.build_app(router)) as server,
+            server.client(one) as client,
+            server.client(two) as other,
+        ):
             assert [client.get("/read").status_code for _ in range(4)] == [200, 200, 200, 429]
             refused = client.get("/read")
             assert refused.json()["code"] == "too_many_requests"
@@ -325,23 +331,23 @@ class TestLimits:
             assert refused.json()["retry_after"] == 2
             assert other.get("/read").status_code == 200
             assert client.get("/anyone").status_code == 200
-        assert b'holdfast_refused_total{reason="rate"} 2.0' in front.metrics.render()
+        assert b'holdfast_refused_total{reason="rate"} 2.0' in minimal_server.metrics.render()
 
     def test_keep_guessing_away_from_the_store(self) -> None:
         clock = FixedClock(tick=0)
-        front = Front(Config(rate=0), clock=clock)
-        key, _ = create_key(front.store, role="read")
-        late, _ = create_key(front.store, role="read")
-        with listening(front.app(router)) as server, server.client(key) as client:
+        minimal_server = MinimalServer(Config(rate=0), clock=clock)
+        key, _ = create_key(minimal_server.store, role="read")
+        late, _ = create_key(minimal_server.store, role="read")
+        with start_server(minimal_server.build_app(router)) as server, server.client(key) as client:
             assert client.get("/read").status_code == 200
-            found = [status(server, "/read", {"X-API-Key": f"hf_guess{n:03}_{'A' * 43}"}) for n in range(120)]
+            found = [read_status(server, "/read", {"X-API-Key": f"hf_guess{n:03}_{'A' * 43}"}) for n in range(120)]
             assert found == [401] * 50 + [429] * 70
             assert client.get("/read").status_code == 200, "a key that is known works on"
-            assert status(server, "/read", {"X-API-Key": TOKEN}) == 200
-            assert status(server, "/read", {"X-API-Key": late}) == 429
-            assert status(server, "/read", {}) == 401
+            assert read_status(server, "/read", {"X-API-Key": TOKEN}) == 200
+            assert read_status(server, "/read", {"X-API-Key": late}) == 429
+            assert read_status(server, "/read", {}) == 401
             clock.sleep(1)
-            assert status(server, "/read", {"X-API-Key": late}) == 200, "the address may try again after a while"
+            assert read_status(server, "/read", {"X-API-Key": late}) == 200, "the address may try again after a while"
 
     def test_fill_up_with_time_and_forget_the_oldest(self) -> None:
         ids = FixedClock(tick=0)
@@ -356,7 +362,7 @@ class TestLimits:
         assert len(buckets._left) == 3
         assert buckets.seconds_to_wait("a") == 0
 
-    def test_count_slots_whoever_gives_them_back(self) -> None:
+    def test_count_slots_from_every_thread_that_gives_them_back(self) -> None:
         slots = Slots("open streams", 2)
         first, second = slots.hold("k"), slots.hold("k")
         with pytest.raises(TooManyRequests, match="2 open streams"):
@@ -374,14 +380,17 @@ class TestLimits:
 
 
 class TestOpen:
-    def test_lets_everybody_do_everything(self) -> None:
-        front = Front(Config(open=True))
-        with listening(front.app(router)) as server:
+    def test_lets_every_caller_do_everything(self) -> None:
+        minimal_server = MinimalServer(Config(open=True))
+        with start_server(minimal_server.build_app(router)) as server:
             for headers in ({}, {"X-API-Key": "nonsense"}):
-                assert status(server, "/operator", headers) == 200
-                assert status(server, "/admin", headers, "POST") == 200
-            assert server.raw("GET /read HTTP/1.1\r\nHost: evil.example\r\n\r\n")[0] == 403
-            assert server.raw("GET /read HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n")[0] == 403
+                assert read_status(server, "/operator", headers) == 200
+                assert read_status(server, "/admin", headers, "POST") == 200
+            assert server.send_raw("GET /read HTTP/1.1\r\nHost: evil.example\r\n\r\n")[0] == 403
+            assert (
+                server.send_raw("GET /read HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n")[0]
+                == 403
+            )
 
     def test_must_be_asked_for(self) -> None:
         config, metrics = Config(), Metrics()
@@ -446,7 +455,7 @@ class TestServerToken:
 
 
 def test_a_route_says_what_it_needs() -> None:
-    app = Front().app(router, index.router)
+    app = MinimalServer().build_app(router, index.router)
     found = {context.path: permission_of(context) for context in iter_route_contexts(app.routes)}
     assert found == {
         "/read": "read",

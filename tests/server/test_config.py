@@ -76,14 +76,14 @@ def test_a_variable_that_says_nothing_is_named(variable: str, value: str) -> Non
         Config.from_env(HOME, colour="red")
 
 
-def test_no_variable_opens_the_door() -> None:
+def test_no_variable_turns_authentication_off() -> None:
     assert not Config.from_env(HOME | {"HOLDFAST_OPEN": "1", "OPEN": "1"}).open
 
 
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "192.168.1.2", "example.com", "127.0.0.1.nip.io", "", "10.0.0.1", "::2"]
 )
-def test_what_others_can_reach_needs_a_closed_and_encrypted_door(host: str) -> None:
+def test_a_public_address_needs_authentication_and_tls(host: str) -> None:
     outside = Config(host=host)
     assert not outside.is_loopback
     with pytest.raises(InvalidArgument, match="in the clear"):
@@ -144,7 +144,7 @@ def test_secrets_are_not_shown() -> None:
     assert not any(setting.flag for setting in SETTINGS if setting.name == "token")
 
 
-def test_the_store_is_opened_where_nobody_else_looks(tmp_path: Path) -> None:
+def test_the_store_is_opened_in_a_private_directory(tmp_path: Path) -> None:
     config = Config.from_env({"HOME": str(tmp_path)})
     with config.open_store():
         pass

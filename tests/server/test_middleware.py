@@ -23,18 +23,18 @@ from holdfast.server.config import Config
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.routes import index
-from tests.kit.front import TOKEN, Address, Front, listening
+from tests.kit.minimal_server import TOKEN, Address, MinimalServer, start_server
 
 SECRET = "the tree-house password"
 
 
-class Note(BaseModel):
+class NoteBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     text: str
     more: Any = None
 
 
-def routes() -> APIRouter:
+def make_routes() -> APIRouter:
     router = APIRouter(route_class=StrictRoute, responses=ERRORS)
 
     @router.get("/empty")
@@ -46,11 +46,11 @@ def routes() -> APIRouter:
         return Response(b"{}", media_type="application/json")
 
     @router.post("/notes")
-    async def note(who: Writer, body: Note) -> Response:
+    async def note(who: Writer, body: NoteBody) -> Response:
         return Response(json.dumps({"length": len(body.text)}), media_type="application/json")
 
     @router.post("/sessions/{sid}/message")
-    async def message(who: Writer, sid: str, body: Note) -> Response:
+    async def message(who: Writer, sid: str, body: NoteBody) -> Response:
         return Response(json.dumps({"length": len(body.text)}), media_type="application/json")
 
     @router.post("/bare")
@@ -101,13 +101,13 @@ CONFIG = Config(
 
 
 @pytest.fixture(scope="module")
-def front() -> Front:
-    return Front(CONFIG)
+def minimal_server() -> MinimalServer:
+    return MinimalServer(CONFIG)
 
 
 @pytest.fixture(scope="module")
-def server(front: Front) -> Iterator[Address]:
-    with listening(front.app(routes(), index.router)) as address:
+def server(minimal_server: MinimalServer) -> Iterator[Address]:
+    with start_server(minimal_server.build_app(make_routes(), index.router)) as address:
         yield address
 
 
@@ -117,7 +117,7 @@ def client(server: Address) -> Iterator[httpx2.Client]:
         yield client
 
 
-def request(
+def make_request(
     path: str = "/empty", *lines: str, method: str = "GET", host: str | None = "localhost", body: str = ""
 ) -> str:
     head = [f"{method} {path} HTTP/1.1", *([] if host is None else [f"Host: {host}"]), f"Authorization: Bearer {TOKEN}"]
@@ -139,7 +139,7 @@ class TestHost:
         ],
     )
     def test_is_served_under_its_names_and_on_any_port(self, server: Address, host: str) -> None:
-        assert server.raw(request(host=host))[0] == 200
+        assert server.send_raw(make_request(host=host))[0] == 200
 
     @pytest.mark.parametrize(
         "host",
@@ -175,21 +175,21 @@ class TestHost:
         ],
     )
     def test_is_refused_under_every_other(self, server: Address, host: str) -> None:
-        status, _, body = server.raw(request(host=host))
+        status, _, body = server.send_raw(make_request(host=host))
         assert status == 403
         assert json.loads(body)["code"] == "forbidden"
 
     def test_is_needed_exactly_once(self, server: Address) -> None:
-        assert server.raw(request(host=None))[0] in (400, 403)
-        assert server.raw(request("/empty", "Host: localhost"))[0] in (400, 403)
-        assert server.raw(request("/empty", "Host: evil.example"))[0] in (400, 403)
-        assert server.raw(f"GET /empty HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n")[0] == 403
+        assert server.send_raw(make_request(host=None))[0] in (400, 403)
+        assert server.send_raw(make_request("/empty", "Host: localhost"))[0] in (400, 403)
+        assert server.send_raw(make_request("/empty", "Host: evil.example"))[0] in (400, 403)
+        assert server.send_raw(f"GET /empty HTTP/1.0\r\nAuthorization: Bearer {TOKEN}\r\n\r\n")[0] == 403
 
     def test_decides_before_anything_else(self, server: Address) -> None:
-        """Also for what is public, what does not exist, and whoever has no key: a rebinding page learns nothing."""
+        """Also for what is public, what does not exist, and requests without a key: a rebinding page learns nothing."""
         for path in ("/open", "/", "/openapi.json", "/nowhere", "/broken"):
-            assert server.raw(request(path, host="evil.example"))[0] == 403
-        absolute = server.raw(request("http://localhost/empty", host="evil.example"))
+            assert server.send_raw(make_request(path, host="evil.example"))[0] == 403
+        absolute = server.send_raw(make_request("http://localhost/empty", host="evil.example"))
         assert absolute[0] in (400, 403)
 
 
@@ -207,7 +207,7 @@ class TestOrigin:
         ],
     )
     def test_may_be_the_server_itself(self, server: Address, host: str, origin: str) -> None:
-        status, headers, _ = server.raw(request("/empty", f"Origin: {origin}", host=host))
+        status, headers, _ = server.send_raw(make_request("/empty", f"Origin: {origin}", host=host))
         assert status == 200
         assert "access-control-allow-origin" not in headers
 
@@ -237,17 +237,19 @@ class TestOrigin:
     )
     @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
     def test_of_another_place_is_refused_on_every_method(self, server: Address, origin: str, method: str) -> None:
-        status, headers, _ = server.raw(request("/empty", f"Origin: {origin}", method=method, host="localhost:2323"))
+        status, headers, _ = server.send_raw(
+            make_request("/empty", f"Origin: {origin}", method=method, host="localhost:2323")
+        )
         assert status == 403
         assert "access-control-allow-origin" not in headers
 
     def test_may_come_only_once(self, server: Address) -> None:
-        twice = request("/empty", "Origin: http://localhost", "Origin: http://localhost")
-        assert server.raw(twice)[0] == 403
+        twice = make_request("/empty", "Origin: http://localhost", "Origin: http://localhost")
+        assert server.send_raw(twice)[0] == 403
 
     def test_that_is_configured_may_call(self, server: Address) -> None:
-        status, headers, _ = server.raw(
-            request("/empty", "Origin: https://app.example.com", "Sec-Fetch-Site: cross-site")
+        status, headers, _ = server.send_raw(
+            make_request("/empty", "Origin: https://app.example.com", "Sec-Fetch-Site: cross-site")
         )
         assert status == 200
         assert headers["access-control-allow-origin"] == "https://app.example.com"
@@ -256,25 +258,25 @@ class TestOrigin:
 
     def test_that_is_configured_may_ask_first(self, server: Address) -> None:
         lines = ("Origin: https://app.example.com", "Access-Control-Request-Method: POST")
-        status, headers, body = server.raw(request("/sessions/s/message", *lines, method="OPTIONS"))
+        status, headers, body = server.send_raw(make_request("/sessions/s/message", *lines, method="OPTIONS"))
         assert (status, body) == (204, b"")
         assert headers["access-control-allow-origin"] == "https://app.example.com"
         assert "Idempotency-Key" in headers["access-control-allow-headers"]
 
     def test_gets_no_preflight_unless_configured(self, server: Address) -> None:
         lines = ("Origin: http://localhost", "Access-Control-Request-Method: POST")
-        status, headers, _ = server.raw(request("/empty", *lines, method="OPTIONS"))
+        status, headers, _ = server.send_raw(make_request("/empty", *lines, method="OPTIONS"))
         assert status == 405
         assert "access-control-allow-methods" not in headers
 
     @pytest.mark.parametrize("site", ["cross-site", "same-site", "", "nonsense", "none, cross-site"])
     def test_is_not_needed_to_see_that_another_site_sent_it(self, server: Address, site: str) -> None:
         for path in ("/empty", "/open", "/"):
-            assert server.raw(request(path, f"Sec-Fetch-Site: {site}"))[0] == 403
+            assert server.send_raw(make_request(path, f"Sec-Fetch-Site: {site}"))[0] == 403
 
     @pytest.mark.parametrize("site", ["same-origin", "none"])
     def test_of_our_own_page_or_of_a_person_is_fine(self, server: Address, site: str) -> None:
-        assert server.raw(request("/empty", f"Sec-Fetch-Site: {site}"))[0] == 200
+        assert server.send_raw(make_request("/empty", f"Sec-Fetch-Site: {site}"))[0] == 200
 
 
 class TestBody:
@@ -294,18 +296,18 @@ class TestBody:
     def test_must_be_declared_as_json(self, server: Address, kind: str | None) -> None:
         body = '{"text": "x"}'
         lines = [f"Content-Length: {len(body)}", *([] if kind is None else [f"Content-Type: {kind}"])]
-        status, _, answer = server.raw(request("/notes", *lines, method="POST", body=body))
+        status, _, answer = server.send_raw(make_request("/notes", *lines, method="POST", body=body))
         assert status == 415
         assert json.loads(answer)["code"] == "unsupported_media_type"
 
     def test_may_be_missing_where_none_is_needed(self, server: Address) -> None:
-        assert server.raw(request("/bare", method="POST"))[0] == 200
-        assert server.raw(request("/bare", "Content-Length: 0", method="POST"))[0] == 200
-        assert server.raw(request("/notes/x", method="DELETE"))[0] == 200
+        assert server.send_raw(make_request("/bare", method="POST"))[0] == 200
+        assert server.send_raw(make_request("/bare", "Content-Length: 0", method="POST"))[0] == 200
+        assert server.send_raw(make_request("/notes/x", method="DELETE"))[0] == 200
 
     def test_that_is_empty_must_not_be_declared_as_something_else(self, server: Address) -> None:
         lines = ("Content-Length: 0", "Content-Type: text/plain")
-        assert server.raw(request("/bare", *lines, method="POST"))[0] == 415
+        assert server.send_raw(make_request("/bare", *lines, method="POST"))[0] == 415
 
     def test_may_name_a_charset(self, client: httpx2.Client) -> None:
         headers = {"Content-Type": "Application/JSON; charset=utf-8"}
@@ -313,15 +315,15 @@ class TestBody:
 
     def test_has_a_limit_by_its_announcement(self, server: Address) -> None:
         lines = ("Content-Length: 5000", "Content-Type: application/json")
-        status, headers, body = server.raw(request("/notes", *lines, method="POST"))
+        status, headers, body = server.send_raw(make_request("/notes", *lines, method="POST"))
         assert (status, json.loads(body)["code"], headers["connection"]) == (413, "body_too_large", "close")
-        huge = server.raw(request("/notes", "Content-Length: " + "9" * 19, lines[1], method="POST"))
+        huge = server.send_raw(make_request("/notes", "Content-Length: " + "9" * 19, lines[1], method="POST"))
         assert huge[0] in (400, 413)
 
     def test_has_a_limit_while_it_comes(self, server: Address) -> None:
         lines = ("Transfer-Encoding: chunked", "Content-Type: application/json")
         chunks = "1000\r\n" + "x" * 4096 + "\r\n" + "10\r\n" + "x" * 16 + "\r\n"
-        status, headers, body = server.raw(request("/notes", *lines, method="POST", body=chunks))
+        status, headers, body = server.send_raw(make_request("/notes", *lines, method="POST", body=chunks))
         assert (status, json.loads(body)["code"], headers["connection"]) == (413, "body_too_large", "close")
 
     def test_of_a_message_may_be_larger(self, client: httpx2.Client) -> None:
@@ -332,15 +334,15 @@ class TestBody:
 
     def test_must_arrive_in_time(self, server: Address) -> None:
         lines = ("Content-Length: 100", "Content-Type: application/json")
-        status, headers, body = server.raw(request("/notes", *lines, method="POST", body='{"te'))
+        status, headers, body = server.send_raw(make_request("/notes", *lines, method="POST", body='{"te'))
         assert (status, json.loads(body)["code"], headers["connection"]) == (408, "request_timeout", "close")
 
-    def test_is_not_waited_for_if_nobody_may_send_it(self, server: Address) -> None:
+    def test_is_not_waited_for_without_a_valid_key(self, server: Address) -> None:
         """Who asks is known before a byte of the body is: nothing is kept or parsed for a stranger."""
         head = (
             "POST /notes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 4000\r\n\r\n"
         )
-        assert server.raw(head)[0] == 401
+        assert server.send_raw(head)[0] == 401
 
     @pytest.mark.parametrize(
         "body",
@@ -430,12 +432,14 @@ class TestAnswers:
         assert client.get("/away").headers["retry-after"] == "1"
         assert client.get("/away").json()["retry_after"] == 1.0
 
-    def test_tell_nothing_of_what_nobody_expected(self, client: httpx2.Client, front: Front) -> None:
-        before = front.metrics.unexpected_errors._value.get()
+    def test_reveal_nothing_about_an_unexpected_error(
+        self, client: httpx2.Client, minimal_server: MinimalServer
+    ) -> None:
+        before = minimal_server.metrics.unexpected_errors._value.get()
         found = client.get("/broken")
         assert found.json()["error"] == "internal error: see the server's log"
         assert SECRET not in found.text
-        assert front.metrics.unexpected_errors._value.get() == before + 1
+        assert minimal_server.metrics.unexpected_errors._value.get() == before + 1
 
     def test_that_break_off_are_cut(self, client: httpx2.Client) -> None:
         with pytest.raises(httpx2.RemoteProtocolError):
@@ -481,17 +485,17 @@ class TestLog:
         for never in (SECRET, TOKEN, "s-1", "nowhere", "\x1b", "\x7f", "\u2028"):
             assert never not in text, never
 
-    def test_of_numbers_is_by_route(self, client: httpx2.Client, front: Front) -> None:
+    def test_of_numbers_is_by_route(self, client: httpx2.Client, minimal_server: MinimalServer) -> None:
         for number in range(3):
             client.post(f"/sessions/{number}/message", json={"text": ""})
             client.get(f"/nowhere/{number}")
-        text = front.metrics.render().decode()
+        text = minimal_server.metrics.render().decode()
         assert 'holdfast_request_seconds_count{method="POST",route="/sessions/{sid}/message",status="200"}' in text
         assert 'route="(none)"' in text
         assert "nowhere" not in text
 
 
-def test_a_socket_that_only_connects_harms_nobody(server: Address, client: httpx2.Client) -> None:
+def test_a_socket_that_only_connects_disturbs_no_client(server: Address, client: httpx2.Client) -> None:
     for _ in range(50):
         wire = socket.create_connection(("127.0.0.1", server.port))
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

@@ -54,7 +54,7 @@ def charge(cents: int) -> str:
     return f"charged {cents}"
 
 
-class Front:
+class CheckedServer:
     """A server that listens, and clients whose answers are checked."""
 
     def __init__(
@@ -76,10 +76,10 @@ class Front:
         self._open: list[httpx2.Client] = []
         self.seen: set[tuple[str, str]] = set()
 
-    def for_tenant(self, tenant: str) -> Front:
+    def for_tenant(self, tenant: str) -> CheckedServer:
         """The same server, as an administrator of a tenant sees it."""
         token, _ = create_key(self.server.store, role="admin", tenant=tenant)
-        return Front(self.server, self.url, self.document, tenant, token)
+        return CheckedServer(self.server, self.url, self.document, tenant, token)
 
     def client(self, token: str | None = None) -> httpx2.Client:
         client = httpx2.Client(
@@ -124,35 +124,35 @@ class Front:
 
 
 @cache
-def document() -> dict[str, Any]:
+def load_document() -> dict[str, Any]:
     return create_app(Server(MemoryStore(), Config(), token=TOKEN)).openapi()
 
 
 @cache
-def validator_of(method: str, path: str, status: str) -> Any:
-    schema = document()["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
-    return jsonschema_rs.validator_for({**schema, "components": document()["components"]})
+def make_validator(method: str, path: str, status: str) -> Any:
+    schema = load_document()["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
+    return jsonschema_rs.validator_for({**schema, "components": load_document()["components"]})
 
 
 @contextmanager
-def running(server: Server) -> Iterator[Front]:
+def start_server(server: Server) -> Iterator[CheckedServer]:
     app = create_app(server)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", loop="asyncio", lifespan="on")
     uvicorn_server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(uvicorn_server.serve([listener])), daemon=True)
     thread.start()
-    front = Front(server, f"http://127.0.0.1:{listener.getsockname()[1]}", document())
+    checked_server = CheckedServer(server, f"http://127.0.0.1:{listener.getsockname()[1]}", load_document())
     try:
-        yield front
+        yield checked_server
     finally:
-        front.close()
+        checked_server.close()
         uvicorn_server.should_exit = True
         thread.join(20)
         listener.close()
 
 
-def agents() -> dict[str, Agent]:
+def make_agents() -> dict[str, Agent]:
     script = [call("charge", {"cents": 5}), "done"]
     return {
         "echo": Agent(provider="echo", name="echo", tools=[add]),
@@ -161,47 +161,51 @@ def agents() -> dict[str, Agent]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def work_root(tmp_path: Path) -> Path:
     found = tmp_path / "work"
     found.mkdir()
     return found
 
 
 @pytest.fixture
-def front(durable_store: Store, root: Path) -> Iterator[Front]:
-    config = Config(rate=0, work_roots=(str(root),), poll=0.05, drain=1)
-    with running(Server(durable_store, config, token=TOKEN, agents=agents(), tools={"add": add})) as found:
+def checked_server(durable_store: Store, work_root: Path) -> Iterator[CheckedServer]:
+    config = Config(rate=0, work_roots=(str(work_root),), poll=0.05, drain=1)
+    with start_server(Server(durable_store, config, token=TOKEN, agents=make_agents(), tools={"add": add})) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def in_memory() -> Iterator[Front]:
-    server = Server(MemoryStore(), Config(rate=0, poll=0.05, drain=1), token=TOKEN, agents=agents(), tools={"add": add})
-    with running(server) as found:
+def memory_server() -> Iterator[CheckedServer]:
+    server = Server(
+        MemoryStore(), Config(rate=0, poll=0.05, drain=1), token=TOKEN, agents=make_agents(), tools={"add": add}
+    )
+    with start_server(server) as found:
         yield found
 
 
 @pytest.fixture
-def light(in_memory: Front) -> Iterator[Front]:
+def tenant_server(memory_server: CheckedServer) -> Iterator[CheckedServer]:
     """For what does not depend on the store: one server for all, and a tenant for each test."""
-    found = in_memory.for_tenant(f"tenant-{next(tenants)}")
+    found = memory_server.for_tenant(f"tenant-{next(tenants)}")
     yield found
     found.close()
 
 
 @pytest.fixture
-def jailed(root: Path) -> Iterator[Front]:
+def rooted_server(work_root: Path) -> Iterator[CheckedServer]:
     """With a directory to work in."""
-    with running(Server(MemoryStore(), Config(rate=0, work_roots=(str(root),), drain=1), token=TOKEN)) as found:
+    with start_server(
+        Server(MemoryStore(), Config(rate=0, work_roots=(str(work_root),), drain=1), token=TOKEN)
+    ) as found:
         yield found
 
 
-def ok(response: httpx2.Response, status: int = 200) -> Any:
+def expect_json(response: httpx2.Response, status: int = 200) -> Any:
     assert response.status_code == status, response.text
     return response.json()
 
 
-def failed(response: httpx2.Response, status: int, code: str, field: str | None = None) -> str:
+def expect_error(response: httpx2.Response, status: int, code: str, field: str | None = None) -> str:
     found = response.json()
     assert (response.status_code, found["code"]) == (status, code), response.text
     if field is not None:
@@ -213,15 +217,15 @@ def add_texts(client: httpx2.Client, id: str, *texts: str) -> int:
     messages = [
         {"role": "user" if place % 2 == 0 else "assistant", "content": text} for place, text in enumerate(texts)
     ]
-    seq: int = ok(client.post(f"/sessions/{id}/messages", json={"messages": messages}))["seq"]
+    seq: int = expect_json(client.post(f"/sessions/{id}/messages", json={"messages": messages}))["seq"]
     return seq
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_is_made_read_changed_listed_and_deleted(front: Front, root: Path) -> None:
-    client = front.client()
+def test_a_session_is_made_read_changed_listed_and_deleted(checked_server: CheckedServer, work_root: Path) -> None:
+    client = checked_server.client()
     body = {
         "id": "s 1",
         "title": "Refund",
@@ -229,86 +233,93 @@ def test_a_session_is_made_read_changed_listed_and_deleted(front: Front, root: P
         "user_id": "alice",
         "app_name": "shop",
         "system": "Be kind.",
-        "work_dir": str(root),
+        "work_dir": str(work_root),
         "messages": [{"role": "user", "content": "Hi"}],
         "state": {"language": "en"},
         "budget": {"tokens": 1000, "prices": {"input": 1}},
         "retention": {"ttl_days": 30},
     }
-    made = ok(client.post("/sessions", json=body), 201)
+    made = expect_json(client.post("/sessions", json=body), 201)
     assert {name: made[name] for name in body if name not in ("messages", "state")} == {
         name: value for name, value in body.items() if name not in ("messages", "state")
     }
     assert (made["status"], made["length"], made["parent"], made["held"], made["queued"]) == ("open", 1, None, None, 0)
-    assert ok(client.get("/sessions/s%201")) == made
-    assert ok(client.get("/sessions/s%201/state"))["state"] == {"language": "en"}
+    assert expect_json(client.get("/sessions/s%201")) == made
+    assert expect_json(client.get("/sessions/s%201/state"))["state"] == {"language": "en"}
 
     change = {"title": None, "metadata": {"order": 8}, "budget": None, "system": None, "work_dir": None}
-    changed = ok(client.put("/sessions/s%201", json=change | {"retention": {"ttl_days": 60}}))
+    changed = expect_json(client.put("/sessions/s%201", json=change | {"retention": {"ttl_days": 60}}))
     assert {name: changed[name] for name in change} == change
     assert changed["retention"] == {"ttl_days": 60}
     assert changed["head"] == made["head"] + 2  # one change, one retention
-    assert ok(client.put("/sessions/s%201", json={}))["head"] == changed["head"]
+    assert expect_json(client.put("/sessions/s%201", json={}))["head"] == changed["head"]
 
-    failed(client.post("/sessions", json={"id": "s 1"}), 409, "session_exists")
-    again = ok(client.post("/sessions", json={"id": "s 1", "title": "Again", "exist_ok": True}), 200)
+    expect_error(client.post("/sessions", json={"id": "s 1"}), 409, "session_exists")
+    again = expect_json(client.post("/sessions", json={"id": "s 1", "title": "Again", "exist_ok": True}), 200)
     assert again["title"] == "Again"
-    ok(client.post("/sessions", json={"id": "s2", "exist_ok": True}), 201)
-    failed(client.post("/sessions", json={"id": "s 1", "exist_ok": True, "user_id": "bob"}), 409, "session_mismatch")
+    expect_json(client.post("/sessions", json={"id": "s2", "exist_ok": True}), 201)
+    expect_error(
+        client.post("/sessions", json={"id": "s 1", "exist_ok": True, "user_id": "bob"}), 409, "session_mismatch"
+    )
 
-    assert ok(client.delete("/sessions/s%201")) == {"status": "deleted"}
-    assert failed(client.get("/sessions/s%201"), 404, "session_not_found") == "session not found: s 1"
-    failed(client.delete("/sessions/s%201"), 404, "session_not_found")
+    assert expect_json(client.delete("/sessions/s%201")) == {"status": "deleted"}
+    assert expect_error(client.get("/sessions/s%201"), 404, "session_not_found") == "session not found: s 1"
+    expect_error(client.delete("/sessions/s%201"), 404, "session_not_found")
 
 
-def test_sessions_without_a_body_have_ids_that_sort_by_time(front: Front) -> None:
-    client = front.client()
-    ids = [ok(client.post("/sessions", headers={"Idempotency-Key": f"k{n}"}), 201)["id"] for n in range(3)]
+def test_sessions_without_a_body_have_ids_that_sort_by_time(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    ids = [expect_json(client.post("/sessions", headers={"Idempotency-Key": f"k{n}"}), 201)["id"] for n in range(3)]
     assert ids == sorted(ids)
 
 
-def test_lists_are_paged_and_filtered(front: Front) -> None:
-    client = front.client()
+def test_lists_are_paged_and_filtered(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
     for n in range(5):
-        ok(client.post("/sessions", json={"id": f"s{n}", "user_id": "ab"[n % 2], "app_name": "shop"}), 201)
-    ok(client.post("/sessions/s4/close"))
-    page = ok(client.get("/sessions", params={"limit": 2}))
+        expect_json(client.post("/sessions", json={"id": f"s{n}", "user_id": "ab"[n % 2], "app_name": "shop"}), 201)
+    expect_json(client.post("/sessions/s4/close"))
+    page = expect_json(client.get("/sessions", params={"limit": 2}))
     assert ([each["id"] for each in page["sessions"]], page["next"]) == (["s4", "s3"], "s3")
-    page = ok(client.get("/sessions", params={"limit": 3, "after": "s3"}))
+    page = expect_json(client.get("/sessions", params={"limit": 3, "after": "s3"}))
     assert ([each["id"] for each in page["sessions"]], page["next"]) == (["s2", "s1", "s0"], None)
-    assert [each["id"] for each in ok(client.get("/sessions", params={"user_id": "b"}))["sessions"]] == ["s3", "s1"]
-    found = ok(client.get("/sessions", params={"status": "closed", "app_name": "shop"}))["sessions"]
+    assert [each["id"] for each in expect_json(client.get("/sessions", params={"user_id": "b"}))["sessions"]] == [
+        "s3",
+        "s1",
+    ]
+    found = expect_json(client.get("/sessions", params={"status": "closed", "app_name": "shop"}))["sessions"]
     assert [(each["id"], each["status"]) for each in found] == [("s4", "closed")]
-    failed(client.get("/sessions", params={"status": "lost"}), 400, "invalid_argument", "status")
-    failed(client.get("/sessions", params={"limit": 201}), 400, "invalid_argument", "limit")
-    failed(client.get("/sessions", params={"after": "nothing"}), 400, "invalid_argument")
+    expect_error(client.get("/sessions", params={"status": "lost"}), 400, "invalid_argument", "status")
+    expect_error(client.get("/sessions", params={"limit": 201}), 400, "invalid_argument", "limit")
+    expect_error(client.get("/sessions", params={"after": "nothing"}), 400, "invalid_argument")
 
 
-def test_a_session_goes_through_its_life(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
-    assert ok(client.post("/sessions/s/pause", json={"reason": "lunch", "actor": "carol"}))["status"] == "paused"
-    assert ok(client.post("/sessions/s/close"))["status"] == "closed"
-    assert "reopen" in failed(client.post("/sessions/s/pause", json={}), 409, "lifecycle")
-    assert ok(client.post("/sessions/s/reopen", json={}))["status"] == "open"
-    assert ok(client.post("/sessions/s/archive"))["status"] == "archived"
-    events = Session.open("s", store=front.store).events(types="session.paused")
+def test_a_session_goes_through_its_life(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
+    assert (
+        expect_json(client.post("/sessions/s/pause", json={"reason": "lunch", "actor": "carol"}))["status"] == "paused"
+    )
+    assert expect_json(client.post("/sessions/s/close"))["status"] == "closed"
+    assert "reopen" in expect_error(client.post("/sessions/s/pause", json={}), 409, "lifecycle")
+    assert expect_json(client.post("/sessions/s/reopen", json={}))["status"] == "open"
+    assert expect_json(client.post("/sessions/s/archive"))["status"] == "archived"
+    events = Session.open("s", store=checked_server.store).events(types="session.paused")
     assert [(event.actor, event.data) for event in events] == [("carol", {"reason": "lunch"})]
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
-def test_messages_are_recorded_read_found_rewound_and_cleared(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+def test_messages_are_recorded_read_found_rewound_and_cleared(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     add_texts(client, "s", "a diamond", "indeed", "a ruby", "yes", "more")
-    history = ok(client.get("/sessions/s/history"))["messages"]
+    history = expect_json(client.get("/sessions/s/history"))["messages"]
     assert [each["content"] for each in history] == ["a diamond", "indeed", "a ruby", "yes", "more"]
     assert [each["seq"] for each in history] == [2, 3, 4, 5, 6]
 
     def texts(**query: Any) -> list[str]:
-        return [each["content"] for each in ok(client.get("/sessions/s/history", params=query))["messages"]]
+        return [each["content"] for each in expect_json(client.get("/sessions/s/history", params=query))["messages"]]
 
     assert texts(limit=2) == ["yes", "more"]
     assert texts(limit=2, skip=1) == ["a ruby", "yes"]
@@ -317,31 +328,31 @@ def test_messages_are_recorded_read_found_rewound_and_cleared(front: Front) -> N
     assert texts(limit=0) == []
     assert texts(role="assistant") == ["indeed", "yes"]
     assert texts(role="assistant", skip=1) == ["indeed"]
-    found = ok(client.get("/sessions/s/search", params={"q": "diamond"}))["messages"]
+    found = expect_json(client.get("/sessions/s/search", params={"q": "diamond"}))["messages"]
     assert [each["content"] for each in found] == ["a diamond"]
 
-    assert ok(client.post("/sessions/s/rewind", json={"to": 3}))["length"] == 2
+    assert expect_json(client.post("/sessions/s/rewind", json={"to": 3}))["length"] == 2
     assert texts() == ["a diamond", "indeed"]
-    failed(client.post("/sessions/s/rewind", json={"to": 99}), 400, "invalid_argument")
-    assert ok(client.post("/sessions/s/clear"))["length"] == 0
+    expect_error(client.post("/sessions/s/rewind", json={"to": 99}), 400, "invalid_argument")
+    assert expect_json(client.post("/sessions/s/clear"))["length"] == 0
     assert texts() == []
 
 
-def test_history_is_paged_across_everything_that_cuts_the_view(light: Front) -> None:
-    client = light.client()
-    session = Session("s", store=light.store)
+def test_history_is_paged_across_everything_that_cuts_the_view(tenant_server: CheckedServer) -> None:
+    client = tenant_server.client()
+    session = Session("s", store=tenant_server.store)
     session.add_messages([Message.user(str(n)) for n in range(2500)])
     session.prune("keep_last_2200")
     seen: list[str] = []
-    while page := ok(client.get("/sessions/s/history", params={"limit": 700, "skip": len(seen)}))["messages"]:
+    while page := expect_json(client.get("/sessions/s/history", params={"limit": 700, "skip": len(seen)}))["messages"]:
         seen = [each["content"] for each in page] + seen
     assert seen == [message.text for message in session.messages]
     assert len(seen) == 2200
 
 
-def test_every_kind_of_message_comes_back_as_it_was_sent(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+def test_every_kind_of_message_comes_back_as_it_was_sent(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     data = base64.b64encode(b"\0\xff").decode()
     sent: list[dict[str, Any]] = [
         {"role": "system", "content": "Be kind \0 é"},
@@ -363,169 +374,172 @@ def test_every_kind_of_message_comes_back_as_it_was_sent(front: Front) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "failed", "is_error": True},
         {"role": "user", "content": "then", "created_at": "2020-01-01T00:00:00+00:00"},
     ]
-    ok(client.post("/sessions/s/messages", json={"messages": sent}))
-    found = ok(client.get("/sessions/s/history"))["messages"]
+    expect_json(client.post("/sessions/s/messages", json={"messages": sent}))
+    found = expect_json(client.get("/sessions/s/history"))["messages"]
     for one, two in zip(sent, found, strict=True):
         assert {name: two[name] for name in one} == one
-    document = ok(client.get("/sessions/s/document"))
-    assert document == json.loads(json.dumps(Session.open("s", store=front.store).to_dict()))
-    ok(client.post("/sessions/s/messages", json={"messages": found}))  # what was read can be sent
-    assert ok(client.post("/sessions/s/messages", json={"messages": []}))["seq"] == 11
+    document = expect_json(client.get("/sessions/s/document"))
+    assert document == json.loads(json.dumps(Session.open("s", store=checked_server.store).to_dict()))
+    expect_json(client.post("/sessions/s/messages", json={"messages": found}))  # what was read can be sent
+    assert expect_json(client.post("/sessions/s/messages", json={"messages": []}))["seq"] == 11
 
 
-def test_a_page_with_too_many_bytes_is_refused(light: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_with_too_many_bytes_is_refused(tenant_server: CheckedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.server.routes.history.MAX_BYTES", 3)
-    client = light.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+    client = tenant_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     part = {"type": "file", "data": base64.b64encode(b"ab").decode(), "media_type": "text/plain"}
-    ok(client.post("/sessions/s/messages", json={"messages": [{"role": "user", "content": [part]}] * 2}))
-    failed(client.get("/sessions/s/history"), 413, "limit_exceeded")
-    ok(client.get("/sessions/s/history", params={"limit": 1}))
+    expect_json(client.post("/sessions/s/messages", json={"messages": [{"role": "user", "content": [part]}] * 2}))
+    expect_error(client.get("/sessions/s/history"), 413, "limit_exceeded")
+    expect_json(client.get("/sessions/s/history", params={"limit": 1}))
 
 
-def test_pruning_reports_and_can_be_undone(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+def test_pruning_reports_and_can_be_undone(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     add_texts(client, "s", *[f"message {n}" for n in range(6)])
-    plan = ok(client.post("/sessions/s/prune", json={"strategy": "keep_last_2", "dry_run": True}))
+    plan = expect_json(client.post("/sessions/s/prune", json={"strategy": "keep_last_2", "dry_run": True}))
     assert (plan["removed"], plan["kept"], plan["seq"], plan["dry_run"]) == ([2, 3, 4, 5], [6, 7], None, True)
     assert set(plan["reasons"]) == {"2", "3", "4", "5"}
-    done = ok(client.post("/sessions/s/prune", json={"strategy": "summarize_old", "threshold": 2}))
+    done = expect_json(client.post("/sessions/s/prune", json={"strategy": "summarize_old", "threshold": 2}))
     assert done["summary"]
     assert done["freed_tokens"] > 0
-    assert ok(client.post("/sessions/s/undo_prune")) == {"undone": True}
-    assert ok(client.post("/sessions/s/undo_prune", json={})) == {"undone": False}
-    assert len(ok(client.get("/sessions/s/history"))["messages"]) == 6
+    assert expect_json(client.post("/sessions/s/undo_prune")) == {"undone": True}
+    assert expect_json(client.post("/sessions/s/undo_prune", json={})) == {"undone": False}
+    assert len(expect_json(client.get("/sessions/s/history"))["messages"]) == 6
     with_agent = {"strategy": "summarize_old", "threshold": 2, "agent_id": "echo", "dry_run": True}
-    ok(client.post("/sessions/s/prune", json=with_agent))
-    ok(client.post("/sessions/s/prune"))
-    failed(client.post("/sessions/s/prune", json={"strategy": "all"}), 400, "invalid_argument")
-    failed(client.post("/sessions/s/prune", json={"agent_id": "nobody"}), 404, "not_found")
+    expect_json(client.post("/sessions/s/prune", json=with_agent))
+    expect_json(client.post("/sessions/s/prune"))
+    expect_error(client.post("/sessions/s/prune", json={"strategy": "all"}), 400, "invalid_argument")
+    expect_error(client.post("/sessions/s/prune", json={"agent_id": "nobody"}), 404, "not_found")
 
 
-def test_the_context_shows_what_the_model_is_and_was_sent(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s", "system": "Be kind."}), 201)
-    ok(client.post("/sessions/s/message", json={"agent_id": "echo", "message": "My name is Alice"}))
-    now = ok(client.get("/sessions/s/context", params={"agent_id": "echo"}))
+def test_the_context_shows_what_the_model_is_and_was_sent(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s", "system": "Be kind."}), 201)
+    expect_json(client.post("/sessions/s/message", json={"agent_id": "echo", "message": "My name is Alice"}))
+    now = expect_json(client.get("/sessions/s/context", params={"agent_id": "echo"}))
     assert [part["kind"] for part in now["parts"]] == ["system", "tool", "message", "message"]
-    seq = Session.open("s", store=front.store).events(types="model.called")[0].seq
-    then = ok(client.get("/sessions/s/context", params={"call": seq}))
+    seq = Session.open("s", store=checked_server.store).events(types="model.called")[0].seq
+    then = expect_json(client.get("/sessions/s/context", params={"call": seq}))
     assert [part["kind"] for part in then["parts"]] == ["system", "tool", "message"]
     assert then["parts"][-1]["message"]["content"] == "My name is Alice"
-    ok(client.get("/sessions/s/context"))  # nobody named: it does not matter who would be asked
-    failed(client.get("/sessions/s/context", params={"call": 1}), 400, "invalid_argument")
-    failed(client.get("/sessions/s/context", params={"call": 2**63}), 400, "invalid_argument", "call")
+    expect_json(client.get("/sessions/s/context"))  # no agent named: it does not matter which one would be asked
+    expect_error(client.get("/sessions/s/context", params={"call": 1}), 400, "invalid_argument")
+    expect_error(client.get("/sessions/s/context", params={"call": 2**63}), 400, "invalid_argument", "call")
 
 
 # -- forks -------------------------------------------------------------------------------------------------------------
 
 
-def test_forks_share_the_past_and_are_compared(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s", "user_id": "alice", "title": "Plan"}), 201)
+def test_forks_share_the_past_and_are_compared(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s", "user_id": "alice", "title": "Plan"}), 201)
     add_texts(client, "s", "one", "two", "three")
-    fork = ok(client.post("/sessions/s/fork", json={"id": "alt", "at": 3}), 201)
+    fork = expect_json(client.post("/sessions/s/fork", json={"id": "alt", "at": 3}), 201)
     assert (fork["id"], fork["parent"], fork["length"], fork["user_id"]) == ("alt", "s", 2, "alice")
     assert fork["title"] == "Plan"
     add_texts(client, "alt", "other")
-    assert [each["id"] for each in ok(client.get("/sessions/s/forks"))["sessions"]] == ["alt"]
-    found = ok(client.get("/sessions/s/compare", params={"with": "alt"}))
+    assert [each["id"] for each in expect_json(client.get("/sessions/s/forks"))["sessions"]] == ["alt"]
+    found = expect_json(client.get("/sessions/s/compare", params={"with": "alt"}))
     sides = {side: [each["content"] for each in messages] for side, messages in found.items()}
     assert sides == {"common": ["one", "two"], "mine": ["three"], "theirs": ["other"]}
-    failed(client.post("/sessions/s/fork", json={"id": "alt"}), 409, "session_exists")
-    failed(client.post("/sessions/s/fork", json={"at": 999}), 400, "invalid_argument")
-    assert ok(client.post("/sessions/s/fork"), 201)["parent"] == "s"
-    failed(client.get("/sessions/s/compare"), 400, "invalid_argument", "with")
-    failed(client.get("/sessions/s/compare", params={"with": "none"}), 404, "session_not_found")
+    expect_error(client.post("/sessions/s/fork", json={"id": "alt"}), 409, "session_exists")
+    expect_error(client.post("/sessions/s/fork", json={"at": 999}), 400, "invalid_argument")
+    assert expect_json(client.post("/sessions/s/fork"), 201)["parent"] == "s"
+    expect_error(client.get("/sessions/s/compare"), 400, "invalid_argument", "with")
+    expect_error(client.get("/sessions/s/compare", params={"with": "none"}), 404, "session_not_found")
 
 
-def test_a_replay_names_the_first_difference(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
-    ok(client.post("/sessions/s/message", json={"agent_id": "echo", "message": "Hello"}))
-    same = ok(client.post("/sessions/s/replay", json={"agent_id": "echo"}))
+def test_a_replay_names_the_first_difference(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
+    expect_json(client.post("/sessions/s/message", json={"agent_id": "echo", "message": "Hello"}))
+    same = expect_json(client.post("/sessions/s/replay", json={"agent_id": "echo"}))
     assert (same["turns"], same["first_difference"]) == (1, None)
-    assert ok(client.get(f"/sessions/{same['session_id']}"))["parent"] == "s"
-    failed(client.post("/sessions/s/replay", json={"agent_id": "nobody"}), 404, "not_found")
-    ok(client.post("/sessions", json={"id": "empty"}), 201)
-    assert ok(client.post("/sessions/empty/replay", json={"agent_id": "echo"}))["session_id"] is None
+    assert expect_json(client.get(f"/sessions/{same['session_id']}"))["parent"] == "s"
+    expect_error(client.post("/sessions/s/replay", json={"agent_id": "nobody"}), 404, "not_found")
+    expect_json(client.post("/sessions", json={"id": "empty"}), 201)
+    assert expect_json(client.post("/sessions/empty/replay", json={"agent_id": "echo"}))["session_id"] is None
 
 
-def test_a_successor_begins_with_the_brief(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s", "user_id": "alice"}), 201)
-    ok(client.post("/sessions/s/facts", json={"text": "use PostgreSQL", "kind": "decision"}), 201)
-    brief = ok(client.get("/sessions/s/brief"))["brief"]
+def test_a_successor_begins_with_the_brief(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s", "user_id": "alice"}), 201)
+    expect_json(client.post("/sessions/s/facts", json={"text": "use PostgreSQL", "kind": "decision"}), 201)
+    brief = expect_json(client.get("/sessions/s/brief"))["brief"]
     assert "use PostgreSQL" in brief
-    made = ok(client.post("/sessions/s/successor", json={"id": "next"}), 201)
+    made = expect_json(client.post("/sessions/s/successor", json={"id": "next"}), 201)
     assert (made["id"], made["user_id"], made["length"]) == ("next", "alice", 1)
-    assert ok(client.get("/sessions/next/history"))["messages"][0]["content"] == brief
-    failed(client.post("/sessions/s/successor", json={"id": "next"}), 409, "session_exists")
-    ok(client.post("/sessions/s/successor"), 201)
+    assert expect_json(client.get("/sessions/next/history"))["messages"][0]["content"] == brief
+    expect_error(client.post("/sessions/s/successor", json={"id": "next"}), 409, "session_exists")
+    expect_json(client.post("/sessions/s/successor"), 201)
 
 
 # -- state and facts ---------------------------------------------------------------------------------------------------
 
 
-def test_state_in_three_scopes_now_and_in_the_past(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s", "user_id": "alice", "app_name": "shop"}), 201)
-    ok(client.post("/sessions", json={"id": "t", "user_id": "alice", "app_name": "shop"}), 201)
-    assert ok(client.put("/sessions/s/state/cart", json={"value": ["apple"]})) == {"name": "cart", "value": ["apple"]}
-    seq = ok(client.get("/sessions/s"))["head"]
-    ok(client.put("/sessions/s/state/cart", json={"value": None}))
-    assert ok(client.get("/sessions/s/state/cart")) == {"name": "cart", "found": True, "value": None}
-    assert ok(client.get("/sessions/s/state", params={"at": seq}))["state"] == {"cart": ["apple"]}
-    assert ok(client.delete("/sessions/s/state/cart")) == {"deleted": True}
-    assert ok(client.delete("/sessions/s/state/cart")) == {"deleted": False}
-    assert ok(client.get("/sessions/s/state/cart")) == {"name": "cart", "found": False, "value": None}
+def test_state_in_three_scopes_now_and_in_the_past(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s", "user_id": "alice", "app_name": "shop"}), 201)
+    expect_json(client.post("/sessions", json={"id": "t", "user_id": "alice", "app_name": "shop"}), 201)
+    assert expect_json(client.put("/sessions/s/state/cart", json={"value": ["apple"]})) == {
+        "name": "cart",
+        "value": ["apple"],
+    }
+    seq = expect_json(client.get("/sessions/s"))["head"]
+    expect_json(client.put("/sessions/s/state/cart", json={"value": None}))
+    assert expect_json(client.get("/sessions/s/state/cart")) == {"name": "cart", "found": True, "value": None}
+    assert expect_json(client.get("/sessions/s/state", params={"at": seq}))["state"] == {"cart": ["apple"]}
+    assert expect_json(client.delete("/sessions/s/state/cart")) == {"deleted": True}
+    assert expect_json(client.delete("/sessions/s/state/cart")) == {"deleted": False}
+    assert expect_json(client.get("/sessions/s/state/cart")) == {"name": "cart", "found": False, "value": None}
     for scope in ("user", "app"):
-        ok(client.put("/sessions/s/state/language", json={"value": scope}, params={"scope": scope}))
-        assert ok(client.get("/sessions/t/state/language", params={"scope": scope}))["value"] == scope
-        assert ok(client.get("/sessions/t/state", params={"scope": scope}))["state"] == {"language": scope}
-        failed(client.get("/sessions/s/state", params={"scope": scope, "at": 1}), 400, "invalid_argument", "at")
-    ok(client.put("/sessions/s/state/language", json={"value": 1, "scope": "user"}))
-    assert ok(client.delete("/sessions/t/state/language", params={"scope": "user"})) == {"deleted": True}
+        expect_json(client.put("/sessions/s/state/language", json={"value": scope}, params={"scope": scope}))
+        assert expect_json(client.get("/sessions/t/state/language", params={"scope": scope}))["value"] == scope
+        assert expect_json(client.get("/sessions/t/state", params={"scope": scope}))["state"] == {"language": scope}
+        expect_error(client.get("/sessions/s/state", params={"scope": scope, "at": 1}), 400, "invalid_argument", "at")
+    expect_json(client.put("/sessions/s/state/language", json={"value": 1, "scope": "user"}))
+    assert expect_json(client.delete("/sessions/t/state/language", params={"scope": "user"})) == {"deleted": True}
     both = client.put("/sessions/s/state/x", json={"value": 1, "scope": "user"}, params={"scope": "app"})
-    failed(both, 400, "invalid_argument", "scope")
+    expect_error(both, 400, "invalid_argument", "scope")
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a b", "ä/é", "%2F", "state", "x" * 512, "writing.draft"])
-def test_any_text_may_be_the_name_of_a_value(light: Front, name: str) -> None:
-    client = light.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+def test_any_text_may_be_the_name_of_a_value(tenant_server: CheckedServer, name: str) -> None:
+    client = tenant_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     place = "/sessions/s/state/" + quote(name, safe="").replace(".", "%2E")
-    assert ok(client.put(place, json={"value": 1}))["name"] == name
-    assert ok(client.get("/sessions/s/state"))["state"] == {name: 1}
-    assert ok(client.get(place))["value"] == 1
-    assert ok(client.delete(place)) == {"deleted": True}
+    assert expect_json(client.put(place, json={"value": 1}))["name"] == name
+    assert expect_json(client.get("/sessions/s/state"))["state"] == {name: 1}
+    assert expect_json(client.get(place))["value"] == 1
+    assert expect_json(client.delete(place)) == {"deleted": True}
 
 
-def test_what_is_no_name_of_a_value_is_refused(light: Front) -> None:
-    client = light.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
-    failed(client.put("/sessions/s/state/", json={"value": 1}), 400, "invalid_id")
-    failed(client.put("/sessions/s/state/" + "x" * 513, json={"value": 1}), 413, "limit_exceeded")
-    failed(client.get("/sessions/s/state/x", params={"scope": "user"}), 400, "missing_user")
-    failed(client.get("/sessions/s/state/x", params={"scope": "temp"}), 400, "invalid_argument", "scope")
-    failed(client.put("/sessions/s/state/x", json={}), 400, "invalid_argument", "value")
+def test_what_is_no_name_of_a_value_is_refused(tenant_server: CheckedServer) -> None:
+    client = tenant_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
+    expect_error(client.put("/sessions/s/state/", json={"value": 1}), 400, "invalid_id")
+    expect_error(client.put("/sessions/s/state/" + "x" * 513, json={"value": 1}), 413, "limit_exceeded")
+    expect_error(client.get("/sessions/s/state/x", params={"scope": "user"}), 400, "missing_user")
+    expect_error(client.get("/sessions/s/state/x", params={"scope": "temp"}), 400, "invalid_argument", "scope")
+    expect_error(client.put("/sessions/s/state/x", json={}), 400, "invalid_argument", "value")
 
 
-def test_compare_and_set_happens_once(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s", "user_id": "alice"}), 201)
+def test_compare_and_set_happens_once(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s", "user_id": "alice"}), 201)
     for scope in ("session", "user"):
         place = f"/sessions/s/state/n?scope={scope}"
-        ok(client.put(place, json={"value": 1, "expected": {"found": False}}))
-        failed(client.put(place, json={"value": 2, "expected": {"found": False}}), 409, "conflict")
-        failed(client.put(place, json={"value": 2, "expected": {"found": True, "value": 1.0}}), 409, "conflict")
-        failed(client.put(place, json={"value": 2, "expected": {"found": True, "value": True}}), 409, "conflict")
-        ok(client.put(place, json={"value": None, "expected": {"found": True, "value": 1}}))
-        ok(client.put(place, json={"value": 0, "expected": {"found": True, "value": None}}))
+        expect_json(client.put(place, json={"value": 1, "expected": {"found": False}}))
+        expect_error(client.put(place, json={"value": 2, "expected": {"found": False}}), 409, "conflict")
+        expect_error(client.put(place, json={"value": 2, "expected": {"found": True, "value": 1.0}}), 409, "conflict")
+        expect_error(client.put(place, json={"value": 2, "expected": {"found": True, "value": True}}), 409, "conflict")
+        expect_json(client.put(place, json={"value": None, "expected": {"found": True, "value": 1}}))
+        expect_json(client.put(place, json={"value": 0, "expected": {"found": True, "value": None}}))
 
         def count(place: str = place) -> None:
-            with front.client() as mine:
+            with checked_server.client() as mine:
                 for _ in range(5):
                     while True:
                         known = mine.get(place).json()
@@ -539,77 +553,81 @@ def test_compare_and_set_happens_once(front: Front) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert ok(client.get(place))["value"] == 20
+        assert expect_json(client.get(place))["value"] == 20
 
 
-def test_app_state_is_not_for_one_user_to_write(light: Front) -> None:
-    client, admin = light.key(role="write", user="alice"), light.key(role="admin", user="root")
-    ok(client.post("/sessions", json={"id": "s", "app_name": "shop"}), 201)
-    ok(admin.post("/sessions", json={"id": "a", "app_name": "shop"}), 201)
+def test_app_state_is_not_for_one_user_to_write(tenant_server: CheckedServer) -> None:
+    client, admin = tenant_server.key(role="write", user="alice"), tenant_server.key(role="admin", user="root")
+    expect_json(client.post("/sessions", json={"id": "s", "app_name": "shop"}), 201)
+    expect_json(admin.post("/sessions", json={"id": "a", "app_name": "shop"}), 201)
     place = "/sessions/s/state/x?scope=app"
-    failed(client.put(place, json={"value": 1}), 403, "forbidden")
-    failed(client.put("/sessions/s/state/x", json={"value": 1, "scope": "app"}), 403, "forbidden")
-    failed(client.delete(place), 403, "forbidden")
-    ok(admin.put("/sessions/a/state/x?scope=app", json={"value": 2}))
-    assert ok(client.get(place))["value"] == 2
+    expect_error(client.put(place, json={"value": 1}), 403, "forbidden")
+    expect_error(client.put("/sessions/s/state/x", json={"value": 1, "scope": "app"}), 403, "forbidden")
+    expect_error(client.delete(place), 403, "forbidden")
+    expect_json(admin.put("/sessions/a/state/x?scope=app", json={"value": 2}))
+    assert expect_json(client.get(place))["value"] == 2
 
 
-def test_facts_are_added_changed_and_removed(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
-    fact = ok(client.post("/sessions/s/facts", json={"text": "use PostgreSQL", "kind": "decision"}), 201)
+def test_facts_are_added_changed_and_removed(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
+    fact = expect_json(client.post("/sessions/s/facts", json={"text": "use PostgreSQL", "kind": "decision"}), 201)
     assert {**fact, "id": ""} == {"id": "", "text": "use PostgreSQL", "kind": "decision", "status": None, "ref": None}
-    second = ok(client.post("/sessions/s/facts", json={"text": "b"}, headers={"Idempotency-Key": "b"}), 201)
-    changed = ok(client.put(f"/sessions/s/facts/{fact['id']}", json={"status": "done"}))
+    second = expect_json(client.post("/sessions/s/facts", json={"text": "b"}, headers={"Idempotency-Key": "b"}), 201)
+    changed = expect_json(client.put(f"/sessions/s/facts/{fact['id']}", json={"status": "done"}))
     assert changed == fact | {"status": "done"}
-    assert ok(client.get("/sessions/s/facts"))["facts"] == [changed, second]
-    assert ok(client.delete(f"/sessions/s/facts/{fact['id']}")) == {"deleted": True}
-    assert failed(client.delete(f"/sessions/s/facts/{fact['id']}"), 404, "not_found").startswith("fact not found")
-    failed(client.put("/sessions/s/facts/none", json={"text": "x"}), 404, "not_found")
-    failed(client.post("/sessions/s/facts", json={"text": "x", "kind": "rumour"}), 400, "invalid_argument", "kind")
-    failed(client.post("/sessions/s/facts", json={"text": ""}), 400, "invalid_argument", "text")
-    failed(client.put(f"/sessions/s/facts/{second['id']}", json={"text": None}), 400, "invalid_argument", "text")
+    assert expect_json(client.get("/sessions/s/facts"))["facts"] == [changed, second]
+    assert expect_json(client.delete(f"/sessions/s/facts/{fact['id']}")) == {"deleted": True}
+    assert expect_error(client.delete(f"/sessions/s/facts/{fact['id']}"), 404, "not_found").startswith("fact not found")
+    expect_error(client.put("/sessions/s/facts/none", json={"text": "x"}), 404, "not_found")
+    expect_error(
+        client.post("/sessions/s/facts", json={"text": "x", "kind": "rumour"}), 400, "invalid_argument", "kind"
+    )
+    expect_error(client.post("/sessions/s/facts", json={"text": ""}), 400, "invalid_argument", "text")
+    expect_error(client.put(f"/sessions/s/facts/{second['id']}", json={"text": None}), 400, "invalid_argument", "text")
 
 
 # -- approvals and usage -----------------------------------------------------------------------------------------------
 
 
-def test_a_waiting_call_is_seen_and_decided(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s", "budget": {"tokens": 9000}}), 201)
-    assert ok(client.get("/sessions/s/approvals")) == {"pending": []}
-    answer = ok(client.post("/sessions/s/message", json={"agent_id": "cashier", "message": "charge me"}))
+def test_a_waiting_call_is_seen_and_decided(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s", "budget": {"tokens": 9000}}), 201)
+    assert expect_json(client.get("/sessions/s/approvals")) == {"pending": []}
+    answer = expect_json(client.post("/sessions/s/message", json={"agent_id": "cashier", "message": "charge me"}))
     assert answer["status"] == "waiting"
-    (pending,) = ok(client.get("/sessions/s/approvals"))["pending"]
+    (pending,) = expect_json(client.get("/sessions/s/approvals"))["pending"]
     assert (pending["name"], pending["arguments"]) == ("charge", {"cents": 5})
     place = f"/sessions/s/approvals/{pending['call_id']}"
-    failed(client.post("/sessions/s/approvals/none", json={"approved": True}), 409, "nothing_pending")
-    failed(client.post(place, json={"approved": True, "reason": "x"}), 400, "invalid_argument", "reason")
-    failed(client.post(place, json={"approved": 1}), 400, "invalid_argument", "approved")
-    assert ok(client.get("/sessions/s/unfinished")) == {"unfinished": None}
-    assert ok(client.post(place, json={"approved": False, "reason": "too much"})) == {"pending": []}
-    failed(client.post(place, json={"approved": True}), 409, "nothing_pending")
-    used = ok(client.get("/sessions/s/usage"))
+    expect_error(client.post("/sessions/s/approvals/none", json={"approved": True}), 409, "nothing_pending")
+    expect_error(client.post(place, json={"approved": True, "reason": "x"}), 400, "invalid_argument", "reason")
+    expect_error(client.post(place, json={"approved": 1}), 400, "invalid_argument", "approved")
+    assert expect_json(client.get("/sessions/s/unfinished")) == {"unfinished": None}
+    assert expect_json(client.post(place, json={"approved": False, "reason": "too much"})) == {"pending": []}
+    expect_error(client.post(place, json={"approved": True}), 409, "nothing_pending")
+    used = expect_json(client.get("/sessions/s/usage"))
     assert used["budget"] == {"tokens": 9000}
     assert used["cost"] == 0
 
 
-def test_a_turn_that_was_cut_is_told(front: Front) -> None:
-    session = Session("s", store=front.store)
+def test_a_turn_that_was_cut_is_reported(checked_server: CheckedServer) -> None:
+    session = Session("s", store=checked_server.store)
     started = Draft(type="turn.started", run="R", data={"agent": None, "options": {}})
     asked, data = Draft(type="message.added", run="R", data={"role": "user", "text": "Hello?"}), {"call_id": "c"}
     called = Draft(type="tool.called", run="R", data=data | {"name": "pay", "arguments": {}, "effect": True})
-    front.store.append(session.log, [started, asked, called])
-    found = ok(front.client().get("/sessions/s/unfinished"))["unfinished"]
+    checked_server.store.append(session.log, [started, asked, called])
+    found = expect_json(checked_server.client().get("/sessions/s/unfinished"))["unfinished"]
     assert (found["run_id"], found["question"], found["unknown_calls"]) == ("R", "Hello?", ["pay"])
 
 
 # -- keeping -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_is_exported_verified_and_imported(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "ä 1", "user_id": "alice", "app_name": "shop", "state": {"x": 1}}), 201)
+def test_a_session_is_exported_verified_and_imported(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(
+        client.post("/sessions", json={"id": "ä 1", "user_id": "alice", "app_name": "shop", "state": {"x": 1}}), 201
+    )
     add_texts(client, "ä 1", "<script>alert(1)</script>", "two")
     for format, kind in (
         ("jsonl", "application/x-ndjson"),
@@ -621,33 +639,33 @@ def test_a_session_is_exported_verified_and_imported(front: Front) -> None:
         assert found.headers["content-disposition"].startswith("attachment; ")
         assert "sandbox" in found.headers["content-security-policy"]
         assert "<script>" not in found.text or format != "html"
-    failed(client.get("/sessions/ä 1/export", params={"format": "pdf"}), 400, "invalid_argument", "format")
+    expect_error(client.get("/sessions/ä 1/export", params={"format": "pdf"}), 400, "invalid_argument", "format")
     text = client.get("/sessions/ä 1/export").text
     length = text.count("\n")
-    assert ok(client.get("/sessions/ä 1/verify")) == {
+    assert expect_json(client.get("/sessions/ä 1/verify")) == {
         "ok": True,
         "checked": length,
         "first_bad": None,
         "reason": None,
     }
-    failed(client.post("/sessions/import", json={"data": text}), 409, "session_exists")
-    made = ok(client.post("/sessions/import", json={"data": text, "id": "copy"}), 201)
+    expect_error(client.post("/sessions/import", json={"data": text}), 409, "session_exists")
+    made = expect_json(client.post("/sessions/import", json={"data": text, "id": "copy"}), 201)
     assert (made["user_id"], made["app_name"], made["length"]) == ("alice", "shop", 2)
     other = {"data": text, "id": "other", "user_id": "bob", "app_name": "b"}
-    assert ok(client.post("/sessions/import", json=other), 201)["user_id"] == "bob"
-    assert ok(client.get("/sessions/copy/state"))["state"] == {"x": 1}
-    assert ok(client.get("/sessions/copy/verify"))["ok"]
+    assert expect_json(client.post("/sessions/import", json=other), 201)["user_id"] == "bob"
+    assert expect_json(client.get("/sessions/copy/state"))["state"] == {"x": 1}
+    assert expect_json(client.get("/sessions/copy/verify"))["ok"]
 
 
-def test_an_import_belongs_to_who_imports_it(light: Front) -> None:
-    light.client().post("/sessions", json={"id": "s", "user_id": "bob"})
-    text = light.client().get("/sessions/s/export").text
-    alice = light.key(role="write", user="alice")
-    assert ok(alice.post("/sessions/import", json={"data": text, "id": "mine"}), 201)["user_id"] == "alice"
-    failed(alice.post("/sessions/import", json={"data": text, "id": "m2", "user_id": "bob"}), 403, "forbidden")
+def test_an_import_belongs_to_the_user_who_imports_it(tenant_server: CheckedServer) -> None:
+    tenant_server.client().post("/sessions", json={"id": "s", "user_id": "bob"})
+    text = tenant_server.client().get("/sessions/s/export").text
+    alice = tenant_server.key(role="write", user="alice")
+    assert expect_json(alice.post("/sessions/import", json={"data": text, "id": "mine"}), 201)["user_id"] == "alice"
+    expect_error(alice.post("/sessions/import", json={"data": text, "id": "m2", "user_id": "bob"}), 403, "forbidden")
 
 
-def forged(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None = None) -> str:
+def forge_export(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None = None) -> str:
     """An export with a valid chain that says what it likes."""
     store = MemoryStore()
     log = store.create("session", "forged", [Draft(type="session.created")])
@@ -690,9 +708,9 @@ def forged(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None = Non
     return "\n".join(lines)
 
 
-def test_an_honest_forgery_is_imported(light: Front) -> None:
-    text = forged(Draft(type="message.added", data={"role": "user", "text": "hi"}))
-    assert ok(light.client().post("/sessions/import", json={"data": text}), 201)["length"] == 1
+def test_an_honest_forgery_is_imported(tenant_server: CheckedServer) -> None:
+    text = forge_export(Draft(type="message.added", data={"role": "user", "text": "hi"}))
+    assert expect_json(tenant_server.client().post("/sessions/import", json={"data": text}), 201)["length"] == 1
 
 
 @pytest.mark.parametrize(
@@ -717,10 +735,10 @@ def test_an_honest_forgery_is_imported(light: Front) -> None:
     ],
     ids=lambda draft: f"{draft.type} {json.dumps(draft.data)}",
 )
-def test_an_export_that_no_log_could_have_said_is_refused(light: Front, draft: Draft) -> None:
-    client = light.client()
-    failed(client.post("/sessions/import", json={"data": forged(draft)}), 400, "invalid_argument", "data")
-    assert ok(client.get("/sessions"))["sessions"] == []
+def test_an_export_that_no_log_could_have_said_is_refused(tenant_server: CheckedServer, draft: Draft) -> None:
+    client = tenant_server.client()
+    expect_error(client.post("/sessions/import", json={"data": forge_export(draft)}), 400, "invalid_argument", "data")
+    assert expect_json(client.get("/sessions"))["sessions"] == []
 
 
 @pytest.mark.parametrize(
@@ -740,131 +758,136 @@ def test_an_export_that_no_log_could_have_said_is_refused(light: Front, draft: D
     ],
     ids=str,
 )
-def test_an_export_that_was_altered_is_refused(light: Front, change: dict[str, Any]) -> None:
-    text = forged(change=lambda line: line.update(change))
-    failed(light.client().post("/sessions/import", json={"data": text}), 400, "invalid_argument", "data")
+def test_an_export_that_was_altered_is_refused(tenant_server: CheckedServer, change: dict[str, Any]) -> None:
+    text = forge_export(change=lambda line: line.update(change))
+    expect_error(tenant_server.client().post("/sessions/import", json={"data": text}), 400, "invalid_argument", "data")
 
 
 @pytest.mark.parametrize("text", ["{}", "nothing", "\n", "[]", '{"log": {}}', "1\n2"])
-def test_what_is_no_export_is_refused(light: Front, text: str) -> None:
-    failed(light.client().post("/sessions/import", json={"data": text}), 400, "invalid_argument", "data")
+def test_what_is_no_export_is_refused(tenant_server: CheckedServer, text: str) -> None:
+    expect_error(tenant_server.client().post("/sessions/import", json={"data": text}), 400, "invalid_argument", "data")
 
 
-def test_text_is_removed_held_and_erased(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+def test_text_is_removed_held_and_erased(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     add_texts(client, "s", "secret", "ok")
-    assert ok(client.post("/sessions/s/hold", json={"reason": "case 42"}))["held"] == "case 42"
-    failed(client.post("/sessions/s/redact", json={"seq": 2, "reason": "x"}), 409, "held")
-    failed(client.delete("/sessions/s"), 409, "held")
-    failed(client.post("/sessions/s/erase", json={"reason": "x"}), 409, "held")
-    assert ok(client.post("/sessions/s/release"))["held"] is None
-    assert ok(client.post("/sessions/s/redact", json={"seq": 2, "reason": "gdpr"})) == {"seq": 2, "also": []}
-    assert ok(client.get("/sessions/s/history"))["messages"][0]["content"] == "[erased]"
-    failed(client.post("/sessions/s/redact", json={"seq": 999, "reason": "x"}), 400, "invalid_argument")
-    failed(client.post("/sessions/s/redact", json={"seq": 2}), 400, "invalid_argument", "reason")
-    erased = ok(client.post("/sessions/s/erase", json={"reason": "asked"}))
+    assert expect_json(client.post("/sessions/s/hold", json={"reason": "case 42"}))["held"] == "case 42"
+    expect_error(client.post("/sessions/s/redact", json={"seq": 2, "reason": "x"}), 409, "held")
+    expect_error(client.delete("/sessions/s"), 409, "held")
+    expect_error(client.post("/sessions/s/erase", json={"reason": "x"}), 409, "held")
+    assert expect_json(client.post("/sessions/s/release"))["held"] is None
+    assert expect_json(client.post("/sessions/s/redact", json={"seq": 2, "reason": "gdpr"})) == {"seq": 2, "also": []}
+    assert expect_json(client.get("/sessions/s/history"))["messages"][0]["content"] == "[erased]"
+    expect_error(client.post("/sessions/s/redact", json={"seq": 999, "reason": "x"}), 400, "invalid_argument")
+    expect_error(client.post("/sessions/s/redact", json={"seq": 2}), 400, "invalid_argument", "reason")
+    erased = expect_json(client.post("/sessions/s/erase", json={"reason": "asked"}))
     assert erased["sessions"] == ["s"]
-    assert ok(client.get("/sessions/s"))["status"] == "erased"
-    assert ok(client.get("/sessions/s/verify"))["ok"]
-    failed(client.post("/sessions/s/messages", json={"messages": [{"role": "user", "content": "x"}]}), 409, "lifecycle")
+    assert expect_json(client.get("/sessions/s"))["status"] == "erased"
+    assert expect_json(client.get("/sessions/s/verify"))["ok"]
+    expect_error(
+        client.post("/sessions/s/messages", json={"messages": [{"role": "user", "content": "x"}]}), 409, "lifecycle"
+    )
 
 
-def test_an_immutable_session_stays(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s", "retention": {"immutable": True, "ttl_days": 1}}), 201)
+def test_an_immutable_session_stays(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s", "retention": {"immutable": True, "ttl_days": 1}}), 201)
     add_texts(client, "s", "kept")
     for move in ("clear", "rewind", "prune", "redact"):
         body = {"rewind": {"to": 1}, "redact": {"seq": 2, "reason": "x"}}.get(move, {})
-        failed(client.post(f"/sessions/s/{move}", json=body), 409, "immutable")
-    failed(client.delete("/sessions/s"), 409, "immutable")
-    failed(client.put("/sessions/s", json={"retention": {}}), 409, "immutable")
-    ok(client.put("/sessions/s", json={"retention": {"immutable": True, "ttl_days": 2}}))
+        expect_error(client.post(f"/sessions/s/{move}", json=body), 409, "immutable")
+    expect_error(client.delete("/sessions/s"), 409, "immutable")
+    expect_error(client.put("/sessions/s", json={"retention": {}}), 409, "immutable")
+    expect_json(client.put("/sessions/s", json={"retention": {"immutable": True, "ttl_days": 2}}))
 
 
-def test_a_session_that_runs_is_not_deleted(front: Front) -> None:
-    session = Session("s", store=front.store)
-    front.store.append(session.log, [], claim=Claim(holder=encode_holder("test"), seconds=60))
-    response = front.client().delete("/sessions/s")
-    failed(response, 409, "session_busy")
+def test_a_session_that_runs_is_not_deleted(checked_server: CheckedServer) -> None:
+    session = Session("s", store=checked_server.store)
+    checked_server.store.append(session.log, [], claim=Claim(holder=encode_holder("test"), seconds=60))
+    response = checked_server.client().delete("/sessions/s")
+    expect_error(response, 409, "session_busy")
     assert int(response.headers["retry-after"]) > 1
 
 
 # -- work_dir ----------------------------------------------------------------------------------------------------------
 
 
-def attacks(root: Path) -> list[str]:
-    outside = root.parent / "outside"
+def list_attacks(work_root: Path) -> list[str]:
+    outside = work_root.parent / "outside"
     outside.mkdir()
-    (root.parent / "work-evil").mkdir()  # begins like the root, as a text
-    (root / "link").symlink_to(outside)
-    (root / "up").symlink_to("..")
-    (root / "loop").symlink_to("loop")
-    (root / "file").write_text("x")
-    (root / "sub").mkdir()
+    (work_root.parent / "work-evil").mkdir()  # begins like the root, as a text
+    (work_root / "link").symlink_to(outside)
+    (work_root / "up").symlink_to("..")
+    (work_root / "loop").symlink_to("loop")
+    (work_root / "file").write_text("x")
+    (work_root / "sub").mkdir()
     return [
         "/",
         "/etc",
         str(outside),
-        str(root.parent),
-        f"{root}-evil",
-        f"{root}/..",
-        f"{root}/../outside",
-        f"{root}/sub/../../outside",
-        f"{root}/link",
-        f"{root}/link/..",
-        f"{root}/up",
-        f"{root}/up/outside",
-        f"{root}/loop",
-        f"{root}/file",
-        f"{root}/missing",
-        f"{root}/sub\0/etc",
+        str(work_root.parent),
+        f"{work_root}-evil",
+        f"{work_root}/..",
+        f"{work_root}/../outside",
+        f"{work_root}/sub/../../outside",
+        f"{work_root}/link",
+        f"{work_root}/link/..",
+        f"{work_root}/up",
+        f"{work_root}/up/outside",
+        f"{work_root}/loop",
+        f"{work_root}/file",
+        f"{work_root}/missing",
+        f"{work_root}/sub\0/etc",
         "\0",
         "work",
         ".",
         "..",
         "~",
         "",
-        f"/{root.name}",
+        f"/{work_root.name}",
         "/" + "a/" * 3000,
-        f"{root}/" + "x" * 300,
+        f"{work_root}/" + "x" * 300,
         "/proc/self/root/etc",
         "/proc/self/cwd",
     ]
 
 
-def test_no_work_dir_leads_out_of_the_roots(jailed: Front, root: Path) -> None:
-    client = jailed.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
-    for path in attacks(root):
+def test_no_work_dir_leads_out_of_the_roots(rooted_server: CheckedServer, work_root: Path) -> None:
+    client = rooted_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
+    for path in list_attacks(work_root):
         for response in (
             client.post("/sessions", json={"work_dir": path}),
             client.put("/sessions/s", json={"work_dir": path}),
             client.post("/sessions", json={"id": "s", "exist_ok": True, "work_dir": path}),
         ):
-            text = failed(response, 400, "invalid_argument", "work_dir")
-            assert str(root.parent) not in text
-    text = forged(Draft(type="session.changed", data={"work_dir": str(root / "link")}))
-    failed(client.post("/sessions/import", json={"data": text}), 400, "invalid_argument", "data")
-    assert ok(client.get("/sessions/s"))["work_dir"] is None
-    assert len(ok(client.get("/sessions"))["sessions"]) == 1
+            text = expect_error(response, 400, "invalid_argument", "work_dir")
+            assert str(work_root.parent) not in text
+    text = forge_export(Draft(type="session.changed", data={"work_dir": str(work_root / "link")}))
+    expect_error(client.post("/sessions/import", json={"data": text}), 400, "invalid_argument", "data")
+    assert expect_json(client.get("/sessions/s"))["work_dir"] is None
+    assert len(expect_json(client.get("/sessions"))["sessions"]) == 1
 
 
-def test_a_work_dir_beneath_a_root_is_kept_resolved(jailed: Front, root: Path) -> None:
-    client = jailed.client()
-    (root / "sub").mkdir()
-    (root / "inner").symlink_to("sub")
-    for path in (root, root / "sub", root / "inner", f"{root}/sub/../sub/.", f"/{root}"):
-        made = ok(client.post("/sessions", json={"work_dir": str(path)}), 201)
+def test_a_work_dir_beneath_a_root_is_kept_resolved(rooted_server: CheckedServer, work_root: Path) -> None:
+    client = rooted_server.client()
+    (work_root / "sub").mkdir()
+    (work_root / "inner").symlink_to("sub")
+    for path in (work_root, work_root / "sub", work_root / "inner", f"{work_root}/sub/../sub/.", f"/{work_root}"):
+        made = expect_json(client.post("/sessions", json={"work_dir": str(path)}), 201)
         assert made["work_dir"] == os.path.realpath(path)
-    text = forged(Draft(type="session.changed", data={"work_dir": str(root / "sub")}))
-    assert ok(client.post("/sessions/import", json={"data": text}), 201)["work_dir"] == str(root / "sub")
+    text = forge_export(Draft(type="session.changed", data={"work_dir": str(work_root / "sub")}))
+    assert expect_json(client.post("/sessions/import", json={"data": text}), 201)["work_dir"] == str(work_root / "sub")
 
 
 def test_without_roots_there_is_no_work_dir(tmp_path: Path) -> None:
-    with running(Server(MemoryStore(), Config(rate=0), token=TOKEN)) as front:
-        text = failed(
-            front.client().post("/sessions", json={"work_dir": str(tmp_path)}), 400, "invalid_argument", "work_dir"
+    with start_server(Server(MemoryStore(), Config(rate=0), token=TOKEN)) as checked_server:
+        text = expect_error(
+            checked_server.client().post("/sessions", json={"work_dir": str(tmp_path)}),
+            400,
+            "invalid_argument",
+            "work_dir",
         )
         assert "--work-root" in text
 
@@ -872,8 +895,8 @@ def test_without_roots_there_is_no_work_dir(tmp_path: Path) -> None:
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 
-def test_agents_are_made_read_replaced_and_deleted(front: Front) -> None:
-    client = front.client()
+def test_agents_are_made_read_replaced_and_deleted(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
     body = {
         "id": "a1",
         "name": "support",
@@ -886,28 +909,32 @@ def test_agents_are_made_read_replaced_and_deleted(front: Front) -> None:
         "output_schema": {"type": "object", "properties": {"x": {"type": "integer"}}},
         "budget": {"tokens": 10},
     }
-    assert ok(client.post("/agents", json=body), 201) == body | {"source": "stored"}
-    assert ok(client.get("/agents/a1")) == ok(client.get("/agents/support")) == body | {"source": "stored"}
-    failed(client.post("/agents", json={"id": "a1"}), 409, "agent_exists")
-    assert [(each["id"], each["source"]) for each in ok(client.get("/agents"))["agents"]] == [
+    assert expect_json(client.post("/agents", json=body), 201) == body | {"source": "stored"}
+    assert (
+        expect_json(client.get("/agents/a1"))
+        == expect_json(client.get("/agents/support"))
+        == body | {"source": "stored"}
+    )
+    expect_error(client.post("/agents", json={"id": "a1"}), 409, "agent_exists")
+    assert [(each["id"], each["source"]) for each in expect_json(client.get("/agents"))["agents"]] == [
         ("echo", "code"),
         ("cashier", "code"),
         ("a1", "stored"),
     ]
-    replaced = ok(client.put("/agents/a1", json={"provider": "echo"}))
+    replaced = expect_json(client.put("/agents/a1", json={"provider": "echo"}))
     assert (replaced["name"], replaced["tools"], replaced["budget"]) == (None, [], None)
-    failed(client.put("/agents/a1", json={"id": "a2"}), 400, "invalid_argument", "id")
-    failed(client.put("/agents/none", json={}), 404, "not_found")
-    ok(client.post("/sessions", json={"id": "s"}), 201)
-    assert ok(client.post("/sessions/s/message", json={"agent_id": "a1", "message": "Hello"}))["response"]
-    assert ok(client.delete("/agents/a1")) == {"status": "deleted"}
-    failed(client.get("/agents/a1"), 404, "not_found")
-    failed(client.delete("/agents/a1"), 404, "not_found")
-    failed(client.post("/sessions/s/message", json={"agent_id": "a1", "message": "Hello"}), 404, "not_found")
-    assert ok(client.post("/agents"), 201)["provider"] is None
+    expect_error(client.put("/agents/a1", json={"id": "a2"}), 400, "invalid_argument", "id")
+    expect_error(client.put("/agents/none", json={}), 404, "not_found")
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
+    assert expect_json(client.post("/sessions/s/message", json={"agent_id": "a1", "message": "Hello"}))["response"]
+    assert expect_json(client.delete("/agents/a1")) == {"status": "deleted"}
+    expect_error(client.get("/agents/a1"), 404, "not_found")
+    expect_error(client.delete("/agents/a1"), 404, "not_found")
+    expect_error(client.post("/sessions/s/message", json={"agent_id": "a1", "message": "Hello"}), 404, "not_found")
+    assert expect_json(client.post("/agents"), 201)["provider"] is None
     for move in (client.put("/agents/echo", json={}), client.delete("/agents/echo"), client.delete("/agents/Cashier")):
-        failed(move, 409, "agent_from_code")
-    failed(client.post("/agents", json={"id": "echo"}), 409, "agent_from_code")
+        expect_error(move, 409, "agent_from_code")
+    expect_error(client.post("/agents", json={"id": "echo"}), 409, "agent_from_code")
 
 
 @pytest.mark.parametrize(
@@ -936,23 +963,25 @@ def test_agents_are_made_read_replaced_and_deleted(front: Front) -> None:
     ],
     ids=str,
 )
-def test_an_agent_that_cannot_be_is_refused(light: Front, body: dict[str, Any], field: str | None) -> None:
-    response = light.client().post("/agents", json=body)
+def test_an_agent_that_cannot_be_is_refused(
+    tenant_server: CheckedServer, body: dict[str, Any], field: str | None
+) -> None:
+    response = tenant_server.client().post("/agents", json=body)
     assert response.status_code == 400, response.text
     assert response.json().get("field") == field
-    assert all(each["source"] == "code" for each in ok(light.client().get("/agents"))["agents"])
+    assert all(each["source"] == "code" for each in expect_json(tenant_server.client().get("/agents"))["agents"])
 
 
-def test_an_agent_is_found_by_a_name_that_only_it_has(light: Front) -> None:
-    client = light.client()
+def test_an_agent_is_found_by_a_name_that_only_it_has(tenant_server: CheckedServer) -> None:
+    client = tenant_server.client()
     for id in ("a", "b"):
-        ok(client.post("/agents", json={"id": id, "name": "twin", "provider": "echo"}), 201)
-    assert "a, b" in failed(client.get("/agents/twin"), 400, "invalid_argument", "agent_id")
-    assert ok(client.get("/agents/Cashier"))["id"] == "cashier"
-    catalog, store = light.server.catalog, light.store
+        expect_json(client.post("/agents", json={"id": id, "name": "twin", "provider": "echo"}), 201)
+    assert "a, b" in expect_error(client.get("/agents/twin"), 400, "invalid_argument", "agent_id")
+    assert expect_json(client.get("/agents/Cashier"))["id"] == "cashier"
+    catalog, store = tenant_server.server.catalog, tenant_server.store
     assert catalog.find(store, "a") is catalog.find(store, "a")
     before = catalog.find(store, "a")
-    ok(client.put("/agents/a", json={"name": "single", "provider": "echo", "budget": {"turns": 3}}))
+    expect_json(client.put("/agents/a", json={"name": "single", "provider": "echo", "budget": {"turns": 3}}))
     assert catalog.find(store, "a") is not before
     assert catalog.find(store, "single") is catalog.find(store, "a")
     assert catalog.budget_of(store, "a").turns == 3
@@ -960,24 +989,24 @@ def test_an_agent_is_found_by_a_name_that_only_it_has(light: Front) -> None:
     assert catalog.find(store, "twin") is catalog.find(store, "b")
 
 
-def test_stored_agents_belong_to_their_tenant(light: Front) -> None:
-    one, two = light.key(role="admin", tenant="one"), light.key(role="admin", tenant="two")
-    ok(one.post("/agents", json={"id": "a", "provider": "echo", "name": "one's"}), 201)
-    failed(two.get("/agents/a"), 404, "not_found")
-    ok(two.post("/agents", json={"id": "a", "provider": "echo", "name": "two's"}), 201)
-    assert [ok(each.get("/agents/a"))["name"] for each in (one, two)] == ["one's", "two's"]
-    ok(two.delete("/agents/a"))
-    assert ok(one.get("/agents/a"))["name"] == "one's"
+def test_stored_agents_belong_to_their_tenant(tenant_server: CheckedServer) -> None:
+    one, two = tenant_server.key(role="admin", tenant="one"), tenant_server.key(role="admin", tenant="two")
+    expect_json(one.post("/agents", json={"id": "a", "provider": "echo", "name": "one's"}), 201)
+    expect_error(two.get("/agents/a"), 404, "not_found")
+    expect_json(two.post("/agents", json={"id": "a", "provider": "echo", "name": "two's"}), 201)
+    assert [expect_json(each.get("/agents/a"))["name"] for each in (one, two)] == ["one's", "two's"]
+    expect_json(two.delete("/agents/a"))
+    assert expect_json(one.get("/agents/a"))["name"] == "one's"
 
 
-def test_tools_are_listed_with_their_schemas(light: Front) -> None:
-    tools = {each["name"]: each for each in ok(light.client().get("/tools"))["tools"]}
+def test_tools_are_listed_with_their_schemas(tenant_server: CheckedServer) -> None:
+    tools = {each["name"]: each for each in expect_json(tenant_server.client().get("/tools"))["tools"]}
     built_in = {"list_files", "read_file", "write_file", "edit_file", "search_files", "remember"}
     assert set(tools) == built_in | {"add"}
     assert tools["add"]["parameters"]["properties"]["a"]["type"] == "integer"
 
 
-def test_who_answers_when_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_agent_answers_when_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOLDFAST_MODEL", raising=False)
     only = Agent(provider="echo", name="only")
     store = MemoryStore()
@@ -1082,10 +1111,10 @@ def test_an_app_that_cannot_be_served_says_why(
 # -- who may do what ---------------------------------------------------------------------------------------------------
 
 
-def operations(front: Front) -> list[tuple[str, str, dict[str, Any]]]:
+def list_operations(checked_server: CheckedServer) -> list[tuple[str, str, dict[str, Any]]]:
     return [
         (method, path, operation)
-        for path, item in front.document["paths"].items()
+        for path, item in checked_server.document["paths"].items()
         for method, operation in item.items()
         if "{session_id}" in path
     ]
@@ -1105,14 +1134,17 @@ BODIES: dict[str, Any] = {
 }
 
 
-def test_a_foreign_session_is_as_missing_as_one_that_is_not_there(front: Front) -> None:
-    owner = front.key(role="admin", user="alice")
-    ok(owner.post("/sessions", json={"id": "secret"}), 201)
-    fact = ok(owner.post("/sessions/secret/facts", json={"text": "x"}), 201)["id"]
-    before = ok(owner.get("/sessions/secret"))
-    strangers = [front.key(role="admin", user="bob"), front.key(role="admin", tenant="other", user="alice")]
-    strangers.append(front.key(role="admin", tenant="other"))
-    for method, path, _ in operations(front):
+def test_a_foreign_session_is_as_missing_as_one_that_is_not_there(checked_server: CheckedServer) -> None:
+    owner = checked_server.key(role="admin", user="alice")
+    expect_json(owner.post("/sessions", json={"id": "secret"}), 201)
+    fact = expect_json(owner.post("/sessions/secret/facts", json={"text": "x"}), 201)["id"]
+    before = expect_json(owner.get("/sessions/secret"))
+    strangers = [
+        checked_server.key(role="admin", user="bob"),
+        checked_server.key(role="admin", tenant="other", user="alice"),
+    ]
+    strangers.append(checked_server.key(role="admin", tenant="other"))
+    for method, path, _ in list_operations(checked_server):
         body = BODIES.get(path.rsplit("/", 1)[-1], {})
         if "/resume/stream" in path:
             body = {}
@@ -1123,50 +1155,50 @@ def test_a_foreign_session_is_as_missing_as_one_that_is_not_there(front: Front) 
                 place = place.replace("{name}", "x").replace("{call_id}", "c").replace("{run_id}", "r")
                 place += "?with=secret&q=x" if method == "get" else ""
                 response = client.request(method.upper(), place, **({} if method == "get" else {"json": body}))
-                text = failed(response, 404, "session_not_found")
+                text = expect_error(response, 404, "session_not_found")
                 answers.append(text.replace(id, "ID"))
             assert answers[0] == answers[1], (method, path)
-    assert ok(owner.get("/sessions/secret")) == before
+    assert expect_json(owner.get("/sessions/secret")) == before
     bob = strangers[0]
-    ok(bob.post("/sessions", json={"id": "bobs"}), 201)
-    failed(bob.get("/sessions/bobs/compare", params={"with": "secret"}), 404, "session_not_found")
-    assert [each["id"] for each in ok(bob.get("/sessions"))["sessions"]] == ["bobs"]
-    failed(bob.get("/sessions", params={"user_id": "alice"}), 403, "forbidden")
-    missing = failed(bob.get("/sessions", params={"after": "absent"}), 400, "invalid_argument")
-    foreign = failed(bob.get("/sessions", params={"after": "secret"}), 400, "invalid_argument")
+    expect_json(bob.post("/sessions", json={"id": "bobs"}), 201)
+    expect_error(bob.get("/sessions/bobs/compare", params={"with": "secret"}), 404, "session_not_found")
+    assert [each["id"] for each in expect_json(bob.get("/sessions"))["sessions"]] == ["bobs"]
+    expect_error(bob.get("/sessions", params={"user_id": "alice"}), 403, "forbidden")
+    missing = expect_error(bob.get("/sessions", params={"after": "absent"}), 400, "invalid_argument")
+    foreign = expect_error(bob.get("/sessions", params={"after": "secret"}), 400, "invalid_argument")
     assert foreign.replace("secret", "absent") == missing
     for exist_ok in (True, False):
-        failed(bob.post("/sessions", json={"id": "secret", "exist_ok": exist_ok}), 409, "session_exists")
-    failed(bob.post("/sessions", json={"user_id": "alice"}), 403, "forbidden")
+        expect_error(bob.post("/sessions", json={"id": "secret", "exist_ok": exist_ok}), 409, "session_exists")
+    expect_error(bob.post("/sessions", json={"user_id": "alice"}), 403, "forbidden")
 
 
-def test_a_key_may_do_what_its_role_says(light: Front) -> None:
-    reader, writer = light.key(role="read"), light.key(role="write")
-    ok(writer.post("/sessions", json={"id": "s"}), 201)
-    failed(reader.post("/sessions", json={}), 403, "forbidden")
-    for method, path, _ in operations(light):
+def test_a_key_may_do_what_its_role_says(tenant_server: CheckedServer) -> None:
+    reader, writer = tenant_server.key(role="read"), tenant_server.key(role="write")
+    expect_json(writer.post("/sessions", json={"id": "s"}), 201)
+    expect_error(reader.post("/sessions", json={}), 403, "forbidden")
+    for method, path, _ in list_operations(tenant_server):
         place = path.replace("{session_id}", "s").replace("{name}", "x")
         if method == "get" and "run_id" not in path:
             response = reader.get(place, params={"with": "s", "q": "x", "agent_id": "echo"})
             assert response.status_code == 200, response.text
         elif method != "get":
-            failed(reader.request(method.upper(), place, json={}), 403, "forbidden")
+            expect_error(reader.request(method.upper(), place, json={}), 403, "forbidden")
     for move in ("redact", "release", "erase"):
-        failed(writer.post(f"/sessions/s/{move}", json={}), 403, "forbidden")
-    failed(writer.post("/agents", json={}), 403, "forbidden")
-    failed(writer.put("/agents/x", json={}), 403, "forbidden")
-    failed(writer.delete("/agents/x"), 403, "forbidden")
+        expect_error(writer.post(f"/sessions/s/{move}", json={}), 403, "forbidden")
+    expect_error(writer.post("/agents", json={}), 403, "forbidden")
+    expect_error(writer.put("/agents/x", json={}), 403, "forbidden")
+    expect_error(writer.delete("/agents/x"), 403, "forbidden")
 
 
-def test_who_did_it_is_in_the_log(light: Front) -> None:
-    alice, anybody = light.key(role="admin", user="alice"), light.key(role="write")
-    ok(alice.post("/sessions", json={"id": "s"}), 201)
-    ok(alice.post("/sessions/s/clear"))
-    ok(alice.post("/sessions/s/clear", json={"actor": "alice"}))
-    failed(alice.post("/sessions/s/clear", json={"actor": "bob"}), 403, "forbidden")
-    ok(anybody.post("/sessions/s/clear", json={"actor": "bob"}))
-    ok(anybody.post("/sessions/s/clear"))
-    actors = [event.actor for event in Session.open("s", store=light.store).events(types="view.cleared")]
+def test_who_did_it_is_in_the_log(tenant_server: CheckedServer) -> None:
+    alice, anybody = tenant_server.key(role="admin", user="alice"), tenant_server.key(role="write")
+    expect_json(alice.post("/sessions", json={"id": "s"}), 201)
+    expect_json(alice.post("/sessions/s/clear"))
+    expect_json(alice.post("/sessions/s/clear", json={"actor": "alice"}))
+    expect_error(alice.post("/sessions/s/clear", json={"actor": "bob"}), 403, "forbidden")
+    expect_json(anybody.post("/sessions/s/clear", json={"actor": "bob"}))
+    expect_json(anybody.post("/sessions/s/clear"))
+    actors = [event.actor for event in Session.open("s", store=tenant_server.store).events(types="view.cleared")]
     assert actors[:3] == ["alice", "alice", "bob"]
     assert re.fullmatch("[A-Za-z0-9]{8}", actors[3] or "")
 
@@ -1208,24 +1240,26 @@ def test_who_did_it_is_in_the_log(light: Front) -> None:
     ],
     ids=lambda value: json.dumps(value)[:60],
 )
-def test_a_session_that_cannot_be_is_refused(light: Front, body: Any, field: str | None) -> None:
-    response = light.client().post("/sessions", json=body)
+def test_a_session_that_cannot_be_is_refused(tenant_server: CheckedServer, body: Any, field: str | None) -> None:
+    response = tenant_server.client().post("/sessions", json=body)
     assert response.status_code == 400, response.text
     if field is not None:
         assert response.json()["field"] == field
-    assert ok(light.client().get("/sessions"))["sessions"] == []
+    assert expect_json(tenant_server.client().get("/sessions"))["sessions"] == []
 
 
 @pytest.mark.parametrize("id", ["a%2Fb", "%2E", "%2E%2E", "%00", "x" * 129, "%0A", "%E2%80%AE", "%FF"])
-def test_what_is_no_id_is_no_session(light: Front, id: str) -> None:
+def test_what_is_no_id_is_no_session(tenant_server: CheckedServer, id: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/history"), ("POST", "/clear")):
-        response = light.client().request(method, f"/sessions/{id}{path}", json={} if method == "POST" else None)
+        response = tenant_server.client().request(
+            method, f"/sessions/{id}{path}", json={} if method == "POST" else None
+        )
         assert response.status_code in (400, 404, 405), response.text
 
 
-def test_numbers_beyond_all_bounds_are_refused(light: Front) -> None:
-    client = light.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+def test_numbers_beyond_all_bounds_are_refused(tenant_server: CheckedServer) -> None:
+    client = tenant_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     for path in (
         "/history?limit=1001",
         "/history?skip=-1",
@@ -1244,7 +1278,7 @@ def test_numbers_beyond_all_bounds_are_refused(light: Front) -> None:
     ):
         assert client.post(f"/sessions/s/{path}", json=body).status_code == 400
     for retention in ({"ttl_days": 1e308}, {"ttl_days": 5e-324}, {"max_messages": 2**31 - 1}):
-        ok(client.put("/sessions/s", json={"retention": retention}))
+        expect_json(client.put("/sessions/s", json={"retention": retention}))
 
 
 def test_the_model_of_a_message_says_what_the_library_takes() -> None:
@@ -1261,9 +1295,9 @@ def forget_answers(store: Store) -> None:
         store.kv_delete("answers", key)
 
 
-def test_a_request_repeated_after_a_crash_finds_what_it_made(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "s"}), 201)
+def test_a_request_repeated_after_a_crash_finds_what_it_made(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "s"}), 201)
     add_texts(client, "s", "one")
     exported = client.get("/sessions/s/export").text
     requests: list[tuple[str, Any]] = [
@@ -1282,35 +1316,35 @@ def test_a_request_repeated_after_a_crash_finds_what_it_made(front: Front) -> No
         headers = {"Idempotency-Key": f"key-{number}"}
         first = client.post(path, json=body, headers=headers)
         assert client.post(path, json=body, headers=headers).text == first.text
-        forget_answers(front.store)
+        forget_answers(checked_server.store)
         again = client.post(path, json=body, headers=headers)
         assert (again.status_code, again.json()["id"]) == (201, first.json()["id"]), path
-    facts, agents = ok(client.get("/sessions/s/facts"))["facts"], ok(client.get("/agents"))["agents"]
+    facts, agents = expect_json(client.get("/sessions/s/facts"))["facts"], expect_json(client.get("/agents"))["agents"]
     assert (len(facts), len([each for each in agents if each["source"] == "stored"])) == (1, 2)
-    assert len(ok(client.get("/sessions"))["sessions"]) == 8
+    assert len(expect_json(client.get("/sessions"))["sessions"]) == 8
     message = {"messages": [{"role": "user", "content": "once"}]}
     for _ in range(2):
-        ok(client.post("/sessions/s/messages", json=message, headers={"Idempotency-Key": "m"}))
-        forget_answers(front.store)
-    assert ok(client.get("/sessions/s"))["length"] == 2
+        expect_json(client.post("/sessions/s/messages", json=message, headers={"Idempotency-Key": "m"}))
+        forget_answers(checked_server.store)
+    assert expect_json(client.get("/sessions/s"))["length"] == 2
 
 
-def test_a_key_does_not_make_somebody_elses_session_ones_own(front: Front) -> None:
-    client = front.client()
-    ok(client.post("/sessions", json={"id": "taken", "title": "theirs"}), 201)
+def test_an_idempotency_key_does_not_open_the_session_of_another_user(checked_server: CheckedServer) -> None:
+    client = checked_server.client()
+    expect_json(client.post("/sessions", json={"id": "taken", "title": "theirs"}), 201)
     for _ in range(2):
         headers = {"Idempotency-Key": "mine"}
-        failed(client.post("/sessions", json={"id": "taken"}, headers=headers), 409, "session_exists")
-        failed(client.post("/sessions/taken/fork", json={"id": "taken"}, headers=headers), 409, "session_exists")
-    made = ok(client.post("/sessions", json={"id": "free"}, headers={"Idempotency-Key": "mine"}), 201)
+        expect_error(client.post("/sessions", json={"id": "taken"}, headers=headers), 409, "session_exists")
+        expect_error(client.post("/sessions/taken/fork", json={"id": "taken"}, headers=headers), 409, "session_exists")
+    made = expect_json(client.post("/sessions", json={"id": "free"}, headers={"Idempotency-Key": "mine"}), 201)
     assert made["id"] == "free"
 
 
-def test_two_at_once_make_one_session(front: Front) -> None:
+def test_two_at_once_make_one_session(checked_server: CheckedServer) -> None:
     found: list[int] = []
 
     def make() -> None:
-        with front.client() as client:
+        with checked_server.client() as client:
             found.append(client.post("/sessions", json={"id": "race", "state": {"x": 1}}).status_code)
 
     threads = [threading.Thread(target=make) for _ in range(8)]
@@ -1324,9 +1358,9 @@ def test_two_at_once_make_one_session(front: Front) -> None:
 # -- the document ------------------------------------------------------------------------------------------------------
 
 
-def test_the_document_describes_every_operation(light: Front) -> None:
+def test_the_document_describes_every_operation(tenant_server: CheckedServer) -> None:
     ids = []
-    for path, item in light.document["paths"].items():
+    for path, item in tenant_server.document["paths"].items():
         for method, operation in item.items():
             ids.append(operation["operationId"])
             assert operation["summary"], path
@@ -1335,5 +1369,7 @@ def test_the_document_describes_every_operation(light: Front) -> None:
             if "{session_id}" in path:
                 assert {"400", "401", "403", "404", "409"} <= set(operation["responses"]), path
     assert len(ids) == len(set(ids))
-    assert all("__" not in name for name in light.document["components"]["schemas"])  # no two models of one name
-    jsonschema_rs.validator_for({"components": light.document["components"]})
+    assert all(
+        "__" not in name for name in tenant_server.document["components"]["schemas"]
+    )  # no two models of one name
+    jsonschema_rs.validator_for({"components": tenant_server.document["components"]})

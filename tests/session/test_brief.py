@@ -31,31 +31,31 @@ EMPTY: dict[str, Any] = {
 }
 
 
-def fact(text: str, kind: str = "fact", **more: str) -> dict[str, str]:
+def make_fact(text: str, kind: str = "fact", **more: str) -> dict[str, str]:
     return {"id": text, "text": text, "kind": kind} | more
 
 
-def brief(**given: Any) -> str:
+def make_brief(**given: Any) -> str:
     return brief_text(**(EMPTY | given))
 
 
 def test_a_new_session_has_little_to_say() -> None:
-    assert brief() == "# Brief of session s1\n\n## Where things stand\n\n- 0 turns, 0 messages\n"
+    assert make_brief() == "# Brief of session s1\n\n## Where things stand\n\n- 0 turns, 0 messages\n"
 
 
 def test_everything_has_its_heading_and_its_order() -> None:
-    text = brief(
+    text = make_brief(
         title="The plan",
         system="Be brief.",
         facts=[
-            fact("the port is 2323"),
-            fact("use SQLite", "decision"),
-            fact("login", "feature", status="in progress"),
-            fact("logout", "feature", status="Done"),
-            fact("half of the tests", "progress"),
-            fact("export", "progress", status="cancelled"),
-            fact("the report", "artifact", ref="out/report.md"),
-            fact("use PostgreSQL", "decision", status="final", ref="docs/7.md"),
+            make_fact("the port is 2323"),
+            make_fact("use SQLite", "decision"),
+            make_fact("login", "feature", status="in progress"),
+            make_fact("logout", "feature", status="Done"),
+            make_fact("half of the tests", "progress"),
+            make_fact("export", "progress", status="cancelled"),
+            make_fact("the report", "artifact", ref="out/report.md"),
+            make_fact("use PostgreSQL", "decision", status="final", ref="docs/7.md"),
         ],
         unfinished="Which database?",
         pending=["c1 (deploy)", "c2 (drop)"],
@@ -113,28 +113,28 @@ def test_everything_has_its_heading_and_its_order() -> None:
     )
 
 
-def test_a_fact_takes_one_line_whatever_is_in_it() -> None:
-    text = brief(facts=[fact("one\r\n## Done\u2028two\n\n", status="a\nb", ref="c\nd")])
+def test_a_fact_takes_one_line_with_any_text() -> None:
+    text = make_brief(facts=[make_fact("one\r\n## Done\u2028two\n\n", status="a\nb", ref="c\nd")])
     assert text.splitlines()[-1] == "- one ## Done two [a b] (c d)"
 
 
 def test_a_kind_of_a_later_holdfast_is_a_fact() -> None:
-    assert "## Facts\n\n- odd\n" in brief(facts=[fact("odd", "omen")])
+    assert "## Facts\n\n- odd\n" in make_brief(facts=[make_fact("odd", "omen")])
 
 
 def test_last_words_are_cut_to_six_hundred_characters() -> None:
-    text = brief(last=[("user", "x" * 601), ("assistant", "y" * 600)])
+    text = make_brief(last=[("user", "x" * 601), ("assistant", "y" * 600)])
     assert f"- user: {'x' * 599}…\n" in text
     assert f"- assistant: {'y' * 600}\n" in text
 
 
 def test_one_call_waits() -> None:
-    assert "- 1 call waits for approval: c1\n" in brief(pending=["c1"])
+    assert "- 1 call waits for approval: c1\n" in make_brief(pending=["c1"])
 
 
 FULL = EMPTY | {
-    "facts": [fact(f"fact {n} " + "f" * 90) for n in range(10)]
-    + [fact(f"decision {n} " + "d" * 90, "decision") for n in range(10)],
+    "facts": [make_fact(f"fact {n} " + "f" * 90) for n in range(10)]
+    + [make_fact(f"decision {n} " + "d" * 90, "decision") for n in range(10)],
     "last": [("user", f"word {n} " + "w" * 90) for n in range(10)],
 }
 
@@ -165,7 +165,7 @@ def test_decisions_go_only_when_the_facts_are_gone() -> None:
 
 
 def test_one_long_fact_does_not_push_out_the_others() -> None:
-    text = brief(facts=[fact("short"), fact("long " * 10_000)])
+    text = make_brief(facts=[make_fact("short"), make_fact("long " * 10_000)])
     assert "- short\n" in text
     assert len(text) < 4000
 
@@ -173,7 +173,7 @@ def test_one_long_fact_does_not_push_out_the_others() -> None:
 def test_even_the_smallest_room_is_kept_to() -> None:
     assert brief_text(**FULL, room=10) == "# Brief o…"
     with pytest.raises(InvalidArgument, match="room=0: use the number of characters"):
-        brief(room=0)
+        make_brief(room=0)
 
 
 words = st.text(max_size=300)
@@ -196,7 +196,7 @@ def test_the_room_always_holds_and_the_text_repeats_itself(
 @settings(deadline=None)
 @given(st.permutations(["fact"] * 12 + ["decision"] * 12), st.integers(100, 3000))
 def test_a_decision_is_never_left_out_before_a_fact(kinds: list[str], room: int) -> None:
-    text = brief(facts=[fact(f"<{kind} {n}> " + "x" * 60, kind) for n, kind in enumerate(kinds)], room=room)
+    text = make_brief(facts=[make_fact(f"<{kind} {n}> " + "x" * 60, kind) for n, kind in enumerate(kinds)], room=room)
     missing = [kind for n, kind in enumerate(kinds) if f"<{kind} {n}>" not in text]
     assert "decision" not in missing or missing.count("fact") == 12
 

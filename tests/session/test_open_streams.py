@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Agent, Session
+from holdfast import Session
 from holdfast.errors import TurnCancelled
 from holdfast.stores import MemoryStore, SQLiteStore
-from tests.kit.servers import PATIENCE
+from tests.kit.agents import make_scripted_agent
+from tests.kit.server_process import PATIENCE
 
 LONG = "a long answer that is not read to its end"
 
@@ -29,17 +30,13 @@ print(agent.session("s").run("hello", timeout=0).text)
 """
 
 
-def scripted(*script: str, **options: object) -> Agent:
-    return Agent(provider="scripted", script=[*script], **options)  # type: ignore[arg-type]
-
-
 def take_text(stream: object) -> None:
     for event in stream:  # type: ignore[attr-defined]
         if event.type == "text_delta":
             break
 
 
-def event_types(session: Session) -> list[str]:
+def list_event_types(session: Session) -> list[str]:
     return [event.type for event in session.events()]
 
 
@@ -59,40 +56,40 @@ def collector_is_off() -> object:
 
 def test_another_process_gets_the_session_at_once(tmp_path: Path, collector_is_off: None) -> None:
     path = tmp_path / "sessions.db"
-    session = scripted(LONG, store=SQLiteStore(path)).session("s")
+    session = make_scripted_agent(LONG, store=SQLiteStore(path)).session("s")
     take_text(session.stream("go"))
     done = subprocess.run(
         [sys.executable, "-c", OTHER_PROCESS, str(path)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("from another process", "")
-    assert event_types(session).count("turn.cancelled") == 1
+    assert list_event_types(session).count("turn.cancelled") == 1
 
 
 def test_leaving_a_stream_needs_no_garbage_collector(collector_is_off: None) -> None:
     store = MemoryStore()
     for _ in range(3):
-        session = scripted(LONG, store=store).session("s")
+        session = make_scripted_agent(LONG, store=store).session("s")
         take_text(session.stream("go"))
         assert store.lease(session.log) is None
-        assert event_types(session)[-1] == "turn.cancelled"
+        assert list_event_types(session)[-1] == "turn.cancelled"
 
 
 def test_a_stream_that_was_never_read_leaves_nothing(collector_is_off: None) -> None:
-    session = scripted(LONG, "next", store=MemoryStore()).session()
+    session = make_scripted_agent(LONG, "next", store=MemoryStore()).session()
     session.stream("go")
-    assert event_types(session) == ["session.created"]
+    assert list_event_types(session) == ["session.created"]
     assert session.run("again").text == LONG
 
 
 def test_a_new_turn_of_the_same_task_closes_an_abandoned_async_stream() -> None:
     async def main() -> None:
-        session = scripted(LONG, "next", store=MemoryStore()).session()
+        session = make_scripted_agent(LONG, "next", store=MemoryStore()).session()
         stream = session.stream_async("go")
         async for event in stream:
             if event.type == "text_delta":
                 break
         assert (await session.run_async("again", timeout=0)).text == "next"
-        assert event_types(session).count("turn.cancelled") == 1
+        assert list_event_types(session).count("turn.cancelled") == 1
         assert [event async for event in stream] == []
 
     asyncio.run(main())
@@ -104,14 +101,14 @@ def test_an_async_stream_that_is_dropped_is_cancelled_and_not_failed() -> None:
             if event.type == "text_delta":
                 break
 
-    session = scripted(LONG, store=MemoryStore()).session()
+    session = make_scripted_agent(LONG, store=MemoryStore()).session()
     asyncio.run(main(session))
-    assert event_types(session)[-1] == "turn.cancelled"
+    assert list_event_types(session)[-1] == "turn.cancelled"
 
 
 def test_a_stream_of_another_thread_is_left_alone() -> None:
     """Numbers of threads are reused: the reader of a stream is known by its thread, not by the number of it."""
-    session = scripted(LONG, "next", store=MemoryStore()).session()
+    session = make_scripted_agent(LONG, "next", store=MemoryStore()).session()
     streams = []
 
     def start() -> None:
@@ -134,20 +131,20 @@ def test_a_stream_of_another_thread_is_left_alone() -> None:
         asker.start()
         asker.join()
     assert {type(error).__name__ for error in errors} == {"SessionBusy"}
-    assert "turn.cancelled" not in event_types(session)
+    assert "turn.cancelled" not in list_event_types(session)
     assert list(streams[0])[-1].type == "done"
 
 
 @pytest.mark.parametrize("way", ["stream", "stream_async"])
 def test_a_kept_stream_that_is_not_read_loses_its_turn(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LEASE_SECONDS", "0.3")
-    agent = scripted(LONG, "next", store=MemoryStore(), timeout=0.4)
+    agent = make_scripted_agent(LONG, "next", store=MemoryStore(), timeout=0.4)
     session = agent.session()
 
     def keep() -> None:
         stream = session.stream("go")
         take_text(stream)
-        wait_until(lambda: "turn.cancelled" in event_types(session))
+        wait_until(lambda: "turn.cancelled" in list_event_types(session))
         with pytest.raises(TurnCancelled, match="not read"):
             next(stream)
 
@@ -156,7 +153,7 @@ def test_a_kept_stream_that_is_not_read_loses_its_turn(way: str, monkeypatch: py
         async for event in stream:
             if event.type == "text_delta":
                 break
-        await asyncio.to_thread(wait_until, lambda: "turn.cancelled" in event_types(session))
+        await asyncio.to_thread(wait_until, lambda: "turn.cancelled" in list_event_types(session))
         with pytest.raises(TurnCancelled, match="not read"):
             await stream.__anext__()
 
@@ -168,7 +165,7 @@ def test_a_kept_stream_that_is_not_read_loses_its_turn(way: str, monkeypatch: py
 
 def test_a_stream_that_is_read_slowly_keeps_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_LEASE_SECONDS", "0.3")
-    session = scripted("one two three four five six", store=MemoryStore(), timeout=1.0).session()
+    session = make_scripted_agent("one two three four five six", store=MemoryStore(), timeout=1.0).session()
     events = []
     for event in session.stream("go"):
         events.append(event.type)
@@ -192,4 +189,4 @@ for event in stream:
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert event_types(Session.open("s", store=SQLiteStore(path)))[-1] == "turn.cancelled"
+    assert list_event_types(Session.open("s", store=SQLiteStore(path)))[-1] == "turn.cancelled"

@@ -39,10 +39,10 @@ def test_the_contract_catches_a_store_without_a_fence(monkeypatch: pytest.Monkey
 
     real = memory.plan_append  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        memory, "plan_append", lambda id, before, asked, **rest: real(id, before, unfenced(asked), **rest)
+        memory, "plan_append", lambda id, before, asked, **rest: real(id, before, drop_epoch(asked), **rest)
     )
 
-    def unfenced(asked):
+    def drop_epoch(asked):
         return replace(asked, epoch=None)
 
     store = MemoryStore()

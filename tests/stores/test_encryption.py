@@ -34,19 +34,19 @@ def key(vault: Vault) -> DataKey:
     return vault.new_key(HERE)[1]
 
 
-def altered(data: bytes) -> list[bytes]:
+def list_alterations(data: bytes) -> list[bytes]:
     """The data with each of its bytes changed, cut at both ends, and with one byte more."""
     changed = [data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] for at in range(len(data)) for bit in (1, 0x80)]
     return [*changed, data[1:], data[:-1], data + b"\0", b"\0" + data, b""]
 
 
-def all_that_is_told(error: BaseException | None) -> str:
+def describe_error_chain(error: BaseException | None) -> str:
     """What a traceback or a logger would print of an error and of what led to it."""
-    told = ""
+    text = ""
     while error is not None:
-        told += f"{error!s} {error!r} {error.args} {vars(error)}" + "".join(traceback.format_exception_only(error))
+        text += f"{error!s} {error!r} {error.args} {vars(error)}" + "".join(traceback.format_exception_only(error))
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return told
+    return text
 
 
 class TestSealing:
@@ -63,7 +63,7 @@ class TestSealing:
         assert len(data) < 8 or data not in sealed
 
     def test_what_was_altered_does_not_open(self, key: DataKey) -> None:
-        for broken in altered(key.seal(b"take two a day", HERE)):
+        for broken in list_alterations(key.seal(b"take two a day", HERE)):
             with pytest.raises(WrongKey, match="restore it from a backup"):
                 key.open(broken, HERE)
 
@@ -125,7 +125,7 @@ class TestNames:
             second.decrypt_name(key.encrypt_name(b"diagnosis"))
 
     def test_an_altered_name_is_refused(self, key: DataKey) -> None:
-        for broken in altered(key.encrypt_name(b"diagnosis")):
+        for broken in list_alterations(key.encrypt_name(b"diagnosis")):
             with pytest.raises(WrongKey, match="a name does not open"):
                 key.decrypt_name(broken)
 
@@ -133,7 +133,7 @@ class TestNames:
         assert [len(key.digest_with_key(text)) for text in (b"", b"a", MEGABYTE)] == [32, 32, 32]
 
     def test_names_and_marks_are_the_same_in_every_release(self) -> None:
-        # Stored data is looked up by these bytes: whatever changes them loses it.
+        # Stored data is looked up by these bytes: a change of them loses it.
         key = DataKey(MASTER)
         assert key.encrypt_name(b"diagnosis").hex() == "26fe275406dad4083218d57a1e456d12f672cec505d804bb195c"
         assert (
@@ -174,7 +174,7 @@ class TestWrapping:
         assert len({wrapped[9:] for wrapped, _ in made}) == 100
         assert len({key.digest_with_key(b"a") for _, key in made}) == 100
 
-    def test_another_master_key_is_told_which_one_is_wanted(self, vault: Vault) -> None:
+    def test_the_error_for_another_master_key_names_the_wanted_one(self, vault: Vault) -> None:
         other = Vault(OTHER)
         wrapped, _ = vault.new_key(HERE)
         with pytest.raises(WrongKey, match="open the store with the key it was encrypted with, or rotate") as caught:
@@ -189,7 +189,7 @@ class TestWrapping:
 
     def test_an_altered_wrapped_key_is_refused(self, vault: Vault) -> None:
         wrapped, _ = vault.new_key(HERE)
-        for broken in altered(wrapped):
+        for broken in list_alterations(wrapped):
             with pytest.raises(WrongKey):
                 vault.unwrap(broken, HERE)
 
@@ -330,9 +330,9 @@ REFUSED: dict[str, object] = {
 SECRETS = (PASSPHRASE, MASTER.hex()[:31], STANDARD[:20], repr(MASTER)[2:20], str(int.from_bytes(MASTER, "big"))[:20])
 
 
-def assert_tells_no_secret(error: BaseException) -> None:
-    told = all_that_is_told(error)
-    assert [secret for secret in SECRETS if secret in told] == []
+def assert_no_secret(error: BaseException) -> None:
+    text = describe_error_chain(error)
+    assert [secret for secret in SECRETS if secret in text] == []
 
 
 class TestRefusals:
@@ -341,7 +341,7 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match="64 hex digits") as caught:
             Vault(form)
         assert 'python -c "from secrets import token_hex; print(token_hex(32))"' in str(caught.value)
-        assert_tells_no_secret(caught.value)
+        assert_no_secret(caught.value)
 
     @pytest.mark.parametrize("text", ["", PASSPHRASE, MASTER.hex()[:32], f"env:{MASTER.hex()}", "file:/dev/zero"])
     def test_a_variable_and_a_file_hold_keys_only(
@@ -354,7 +354,7 @@ class TestRefusals:
             with pytest.raises(InvalidArgument) as caught:
                 Vault(form)
             assert shown in str(caught.value)
-            assert_tells_no_secret(caught.value)
+            assert_no_secret(caught.value)
 
     def test_a_file_of_other_bytes_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "master.key"
@@ -362,7 +362,7 @@ class TestRefusals:
             path.write_bytes(data)
             with pytest.raises(InvalidArgument) as caught:
                 Vault(f"file:{path}")
-            assert_tells_no_secret(caught.value)
+            assert_no_secret(caught.value)
 
     def test_the_advice_makes_a_key(self) -> None:
         with pytest.raises(InvalidArgument) as caught:
@@ -371,13 +371,13 @@ class TestRefusals:
         made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert Vault(made.stdout).fingerprint
 
-    def test_representations_tell_only_the_fingerprint(self, vault: Vault) -> None:
+    def test_representations_show_only_the_fingerprint(self, vault: Vault) -> None:
         key = DataKey(MASTER)
         key.encrypt_name(b"a"), key.digest_with_key(b"a")
         assert repr(vault) == f"Vault({vault.fingerprint})"
         assert [secret for secret in SECRETS if secret in f"{vault} {key!r} {key}"] == []
 
-    def test_an_alteration_tells_no_secret(self, vault: Vault) -> None:
+    def test_the_error_for_an_alteration_shows_no_secret(self, vault: Vault) -> None:
         wrapped, key = vault.new_key(HERE)
         acts: list[Callable[[], object]] = [
             lambda: vault.unwrap(wrapped, b""),
@@ -388,7 +388,7 @@ class TestRefusals:
         for act in acts:
             with pytest.raises(WrongKey) as caught:
                 act()
-            assert_tells_no_secret(caught.value)
+            assert_no_secret(caught.value)
 
 
 class TestTheExtra:

@@ -21,17 +21,17 @@ Opener = Callable[[], Store]
 
 
 @contextmanager
-def lost_answer(meanwhile: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, the first answer to a COMMIT gets lost, after somebody else did something."""
+def lose_first_answer(action: Callable[[], object]) -> Iterator[None]:
+    """While the block runs, the first answer to a COMMIT gets lost, after `action` was called."""
     lost: list[str] = []
 
-    def reached(point: str) -> None:
+    def lose_answer(point: str) -> None:
         if point == "after commit" and not lost:
             lost.append(point)
-            meanwhile()
+            action()
             raise psycopg.OperationalError("the answer was lost")
 
-    arm_crashpoints(reached)
+    arm_crashpoints(lose_answer)
     try:
         yield
     finally:
@@ -41,7 +41,7 @@ def lost_answer(meanwhile: Callable[[], object]) -> Iterator[None]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    """A way to open a fresh database, in whatever process."""
+    """A function that opens a fresh database, from any process."""
     if request.param == "sqlite":
         yield lambda: SQLiteStore(tmp_path / "values.db")
         return
@@ -58,7 +58,7 @@ class TestProcesses:
                 store.kv_put("race", key, b"old", expires=1)
         start = tmp_path / "start"
 
-        def racer(name: str) -> Callable[[Acknowledge], None]:
+        def make_racer(name: str) -> Callable[[Acknowledge], None]:
             def work(acknowledge: Acknowledge) -> None:
                 with opener() as store:
                     acknowledge("ready")
@@ -70,7 +70,7 @@ class TestProcesses:
 
             return work
 
-        with Child(racer("one")) as one, Child(racer("two")) as two:
+        with Child(make_racer("one")) as one, Child(make_racer("two")) as two:
             for child in (one, two):
                 assert child.next() == "ready"
             start.touch()
@@ -138,27 +138,27 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("only_new", [True, False])
     def test_a_value_that_was_written_counts_as_written(self, store: Store, only_new: bool) -> None:
-        with lost_answer(lambda: None):
+        with lose_first_answer(lambda: None):
             assert store.kv_put("space", "key", b"mine", only_new=only_new) is None
         assert store.kv_get("space", "key") == b"mine"
         assert store.kv_put("space", "key", b"mine", only_new=True) == b"mine"
 
     def test_a_write_does_not_come_back_over_a_later_one(self, store: Store, other: Store) -> None:
         store.kv_put("space", "key", b"before")
-        with lost_answer(lambda: other.kv_put("space", "key", b"later")):
+        with lose_first_answer(lambda: other.kv_put("space", "key", b"later")):
             assert store.kv_put("space", "key", b"mine") is None
         assert store.kv_get("space", "key") == b"later"
-        with lost_answer(lambda: other.kv_delete("space", "key")):
+        with lose_first_answer(lambda: other.kv_delete("space", "key")):
             assert store.kv_put("space", "key", b"mine") is None
         assert store.kv_get("space", "key") is None
 
     def test_a_drop_spares_what_was_written_after_it(self, store: Store, other: Store) -> None:
         store.kv_put("space", "key", b"before")
-        with lost_answer(lambda: other.kv_put("space", "key", b"later", only_new=True)):
+        with lose_first_answer(lambda: other.kv_put("space", "key", b"later", only_new=True)):
             assert store.kv_delete("space", "key") is True
         assert store.kv_get("space", "key") == b"later"
-        with lost_answer(lambda: None):
+        with lose_first_answer(lambda: None):
             assert store.kv_delete("space", "key") is True
-        with lost_answer(lambda: other.kv_put("space", "key", b"new")):
+        with lose_first_answer(lambda: other.kv_put("space", "key", b"new")):
             assert store.kv_delete("space", "key") is False
         assert store.kv_get("space", "key") == b"new"

@@ -33,22 +33,22 @@ SECRETS = (
 )
 
 
-def bytes_in(folder: Path) -> bytes:
-    """Everything in the files of a folder. Only for stores that are closed, or files of somebody else's process."""
+def read_folder(folder: Path) -> bytes:
+    """Everything in the files of a folder. Only for stores that are closed, or files of another process."""
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def seen_by_others(folder: Path) -> bytes:
+def read_folder_elsewhere(folder: Path) -> bytes:
     """The same while the store is open: by another process, because this one must not open those files itself."""
     code = "import pathlib, sys\nfor p in pathlib.Path(sys.argv[1]).iterdir(): sys.stdout.buffer.write(p.read_bytes())"
     return subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, check=True).stdout
 
 
-def leaks(found: bytes, secrets: Iterable[str] = SECRETS) -> list[str]:
+def find_leaks(found: bytes, secrets: Iterable[str] = SECRETS) -> list[str]:
     return [secret for secret in secrets if secret.encode() in found]
 
 
-def tell_everything(store: Store, id: str = "s") -> Session:
+def make_secret_session(store: Store, id: str = "s") -> Session:
     """A session with a secret in every place that one can be in."""
     agent = Agent(provider="scripted", script=["sapphire-answer", "sapphire-summary of it all"])
     session = Session(
@@ -77,35 +77,35 @@ def test_nothing_that_was_said_is_readable_in_the_files_of_an_encrypted_store(tm
         folder = tmp_path / name
         folder.mkdir()
         with SQLiteStore(folder / "s.db", key=key) as store:
-            session = tell_everything(store)
+            session = make_secret_session(store)
             assert session.verify()
             assert session.title == "sapphire-title"
             assert session.get_state("sapphire-statename") == "sapphire-state"
             assert session.get_state("place", scope="user") == "sapphire-user-state"
             assert [info.metadata for info in store.sessions()] == [{"note": "sapphire-metadata"}]
             assert session.messages[0].text.startswith("[Summary of")
-    assert leaks(bytes_in(tmp_path / "plain")) == list(SECRETS)  # the test can see them where they are
-    assert leaks(bytes_in(tmp_path / "sealed")) == []
+    assert find_leaks(read_folder(tmp_path / "plain")) == list(SECRETS)  # the test can see them where they are
+    assert find_leaks(read_folder(tmp_path / "sealed")) == []
 
 
 def test_nothing_that_was_said_is_readable_in_an_encrypted_database(postgres_server: PostgresServer) -> None:
     rows: dict[str, bytes] = {}
     for name, key in (("plain", None), ("sealed", os.urandom(32))):
         with PostgresStore(postgres_server.database(), key=key) as store:
-            tell_everything(store)
+            make_secret_session(store)
             tables = [t for (t,) in store.server.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'")]
             found = b""
             for table in tables:
                 for row in store.server.fetch(f"SELECT * FROM holdfast.{table}"):
                     found += b" ".join(v if isinstance(v, bytes) else str(v).encode() for v in row)
             rows[name] = found
-    assert leaks(rows["plain"]) == list(SECRETS)
-    assert leaks(rows["sealed"]) == []
+    assert find_leaks(rows["plain"]) == list(SECRETS)
+    assert find_leaks(rows["sealed"]) == []
 
 
 def test_an_erased_session_is_gone_from_the_files(tmp_path: Path) -> None:
     with SQLiteStore(tmp_path / "s.db") as store:
-        session = tell_everything(store)
+        session = make_secret_session(store)
         assert session.search("sapphire") != []  # so that there is an index
         other = Session(id="other", store=store)
         other.add_message(Message.user("an emerald stays"))
@@ -113,10 +113,10 @@ def test_an_erased_session_is_gone_from_the_files(tmp_path: Path) -> None:
         assert session.verify()
         assert session.status == "erased"
         # While the store is still open: neither the file nor the log beside it has them.
-        found = seen_by_others(tmp_path)
-        assert leaks(found) == []
+        found = read_folder_elsewhere(tmp_path)
+        assert find_leaks(found) == []
         assert b"emerald" in found
-    assert leaks(bytes_in(tmp_path)) == []
+    assert find_leaks(read_folder(tmp_path)) == []
 
 
 def test_a_redacted_event_is_gone_from_the_file_and_the_rest_is_not(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_redacted_event_is_gone_from_the_file_and_the_rest_is_not(tmp_path: Pa
         session.add_message(Message.user("an emerald stays"))
         session.search("ruby")
         session.redact(seq, reason="a mistake", actor="me")
-    found = bytes_in(tmp_path)
+    found = read_folder(tmp_path)
     assert b"ruby" not in found
     assert b"r" * 100 not in found
     assert b"emerald" in found
@@ -152,15 +152,15 @@ def test_no_word_of_what_was_removed_stays_in_the_index(
         store.tidy()  # a plain deletion leaves the write-ahead log to the sweep
         assert len(kept.search("emerald")) == 2
         words = ("ruby", "secret", "garnet", "hush", "lapis", "quiet")
-        assert leaks(seen_by_others(tmp_path), words) == []
+        assert find_leaks(read_folder_elsewhere(tmp_path), words) == []
         assert len(kept.search("emerald")) == 2
-    assert leaks(bytes_in(tmp_path), words) == []
+    assert find_leaks(read_folder(tmp_path), words) == []
 
 
-def test_a_wrong_or_missing_key_is_told_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_a_wrong_or_missing_key_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
     path, key = tmp_path / "s.db", os.urandom(32)
     with SQLiteStore(path, key=key) as store:
-        tell_everything(store)
+        make_secret_session(store)
     with pytest.raises(WrongKey, match="encrypted with the master key"):
         SQLiteStore(path, key=os.urandom(32))
     with SQLiteStore(path) as store:
@@ -186,16 +186,16 @@ def test_a_plain_store_takes_on_a_key_and_keeps_its_old_sessions(tmp_path: Path)
         fork.add_message(Message.user("also between us"))
         assert [message.text for message in fork.messages] == ["between us", "also between us"]
         assert fork.verify()
-    assert b"between us" not in bytes_in(tmp_path)
+    assert b"between us" not in read_folder(tmp_path)
 
 
 def test_a_new_master_key_rewrites_no_payload(encrypted_store: Store) -> None:
     store = encrypted_store
-    session = tell_everything(store)
-    before = _bodies(store)
+    session = make_secret_session(store)
+    before = _read_bodies(store)
     new = os.urandom(32)
     assert store.rotate_key(new) >= 2  # type: ignore[attr-defined]
-    assert _bodies(store) == before
+    assert _read_bodies(store) == before
     assert session.verify()
     assert Session(id="after", store=store).verify()
     if isinstance(store, SQLiteStore):
@@ -227,7 +227,7 @@ def test_rows_moved_to_another_place_do_not_open(encrypted_store: Store) -> None
 
 def test_erasing_replaces_the_key_of_the_session(encrypted_store: Store) -> None:
     store = encrypted_store
-    session = tell_everything(store)
+    session = make_secret_session(store)
     before = store.require("session", "s").key
     session.redact(session.history(1)[0].seq or 0, reason="r", actor="me")
     session.erase(reason="request", actor="dpo")
@@ -239,7 +239,7 @@ def test_erasing_replaces_the_key_of_the_session(encrypted_store: Store) -> None
     assert [event.data.get("reason") for event in session.events(limit=1)] == ["request"]
 
 
-def _bodies(store: Store) -> list[Any]:
+def _read_bodies(store: Store) -> list[Any]:
     if isinstance(store, SQLiteStore):
         return [
             row[0]

@@ -79,15 +79,15 @@ def test_waiting_writers_share_a_commit(tmp_path: Path) -> None:
         sizes: list[int] = []
         real, gate = store.file._commit, threading.Event()
 
-        def watched(batch: list) -> None:
+        def commit_batch(batch: list) -> None:
             if not sizes:
                 sizes.append(len(batch))
-                gate.wait(30)  # until everybody else is waiting
+                gate.wait(30)  # until all other writers wait
             else:
                 sizes.append(len(batch))
             real(batch)
 
-        store.file._commit = watched  # type: ignore[method-assign]
+        store.file._commit = commit_batch  # type: ignore[method-assign]
         threads = [threading.Thread(target=s.add_message, args=(Message.user("x"),)) for s in sessions]
         for thread in threads:
             thread.start()
@@ -107,24 +107,29 @@ def test_a_refused_job_leaves_nothing_of_itself_in_a_shared_commit(tmp_path: Pat
         gate, real = threading.Event(), store.file._commit
         seen: list[int] = []
 
-        def watched(batch: list) -> None:
+        def commit_batch(batch: list) -> None:
             seen.append(len(batch))
             if len(seen) == 1:
                 gate.wait(30)
             real(batch)
 
-        store.file._commit = watched  # type: ignore[method-assign]
+        store.file._commit = commit_batch  # type: ignore[method-assign]
         from holdfast.testing.contract import note
 
         errors: list[Exception] = []
 
-        def bad() -> None:
+        def append_behind_the_head() -> None:
             try:
                 store.append(log, [note("never")], expected=0)
             except Conflict as error:
                 errors.append(error)
 
-        calls = [lambda: store.append(log, [note("a")]), bad, lambda: store.append(log, [note("b")]), bad]
+        calls = [
+            lambda: store.append(log, [note("a")]),
+            append_behind_the_head,
+            lambda: store.append(log, [note("b")]),
+            append_behind_the_head,
+        ]
         threads = [threading.Thread(target=call) for call in calls]
         for thread in threads:
             thread.start()

@@ -13,11 +13,11 @@ from holdfast import Message, Session
 from holdfast.crashpoints import arm_crashpoints
 from holdfast.stores import PostgresStore
 from holdfast.testing.crash import Child
-from tests.kit.crash_workload import World, steps
+from tests.kit.crash_workload import Workspace, generate_steps
 from tests.kit.postgres import PostgresServer
 from tests.kit.proxy import PostgresProxy
 from tests.proofs import postgres_servers
-from tests.proofs.crashes import short_leases
+from tests.proofs.crashes import shorten_leases
 
 
 class TestServerGone:
@@ -27,7 +27,7 @@ class TestServerGone:
             with PostgresStore(dsn) as store:
                 Session(id=postgres_servers.SHARED, store=store)
             enough = tmp_path / "enough"
-            children = [Child(postgres_servers.writer(dsn, name, enough)) for name in range(2)]
+            children = [Child(postgres_servers.make_writer(dsn, name, enough)) for name in range(2)]
             for child in children:
                 child.next()
             server.restart("immediate")
@@ -37,9 +37,9 @@ class TestServerGone:
             enough.touch()
             ends = [child.wait() for child in children]
             with PostgresStore(dsn) as store:
-                assert postgres_servers.written(store, ends) == []
+                assert postgres_servers.compare_with_writers(store, ends) == []
 
-    def test_a_server_that_refuses_is_told_by_name(self):
+    def test_a_server_that_refuses_gives_a_named_error(self):
         assert postgres_servers.awkward_servers(1, 7).failures == []
 
 
@@ -51,8 +51,11 @@ class TestLostReplies:
             PostgresStore(proxy.dsn(dsn)) as store,
             PostgresStore(dsn) as other,
         ):
-            todo = list(islice(steps(7), 40))
-            assert postgres_servers.lossy(World(store, "r"), World(other, "r"), proxy, Random(7), todo) == []
+            todo = list(islice(generate_steps(7), 40))
+            assert (
+                postgres_servers.run_lossy_steps(Workspace(store, "r"), Workspace(other, "r"), proxy, Random(7), todo)
+                == []
+            )
             assert proxy.requests_cut + proxy.replies_lost > 20
         postgres_server.drop(dsn)
 
@@ -80,15 +83,15 @@ class TestLostReplies:
 class TestStopped:
     @pytest.mark.parametrize(
         "play",
-        [postgres_servers.zombie_turn, postgres_servers.zombie_call, postgres_servers.dead_holder],
+        [postgres_servers.check_stopped_turn, postgres_servers.check_stopped_call, postgres_servers.check_dead_holder],
         ids=lambda play: play.__name__,
     )
-    def test_what_a_zombie_does_is_refused(self, opener, play):
-        with short_leases(postgres_servers.LEASE):
+    def test_writes_of_a_stopped_process_are_refused_after_a_takeover(self, opener, play):
+        with shorten_leases(postgres_servers.LEASE):
             assert play(opener, "s") == []
 
-    def test_nobody_waits_for_ever_for_a_frozen_writer(self, opener):
-        assert postgres_servers.frozen_inside(opener) == []
+    def test_no_writer_waits_for_ever_for_a_frozen_one(self, opener):
+        assert postgres_servers.check_frozen_writer(opener) == []
 
 
 class TestForked:
@@ -97,8 +100,8 @@ class TestForked:
         [
             postgres_servers.fork_while_writing,
             postgres_servers.fork_while_opening,
-            postgres_servers.parent_closes,
-            postgres_servers.parent_closes_another,
+            postgres_servers.check_parent_closes,
+            postgres_servers.check_parent_closes_another,
         ],
         ids=lambda case: case.__name__,
     )

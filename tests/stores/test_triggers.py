@@ -1,4 +1,4 @@
-"""Immutable sessions against whoever uses the database by hand: triggers refuse, and the chain tells of the rest."""
+"""Immutable sessions against changes of the database by hand: triggers refuse, and the chain shows the rest."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.kit.postgres import PostgresServer
 DAY = 86_400_000_000
 
 
-class Past(Clock):
+class PastClock(Clock):
     """The clock as it was ten days ago."""
 
     def now(self) -> int:
         return super().now() - 10 * DAY
 
 
-class Hand(Protocol):
-    """Somebody with a connection of their own; `:log` stands for the number of the session's log."""
+class DirectConnection(Protocol):
+    """A connection to the database that bypasses holdfast; `:log` stands for the number of the session's log."""
 
     store: Store
     refusal: type[Exception]
@@ -37,7 +37,7 @@ class Hand(Protocol):
     def drop_triggers(self) -> None: ...
 
 
-class OnSQLite:
+class DirectSQLite:
     refusal: type[Exception] = apsw.ConstraintError
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class OnSQLite:
             self.db.execute(f'DROP TRIGGER "{name}"')
 
 
-class OnPostgres:
+class DirectPostgres:
     refusal: type[Exception] = psycopg.errors.RestrictViolation
 
     def __init__(self, dsn: str) -> None:
@@ -75,23 +75,23 @@ class OnPostgres:
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def hand(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hand]:
+def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DirectConnection]:
     if request.param == "sqlite":
-        on_sqlite = OnSQLite(tmp_path / "log.db")
+        on_sqlite = DirectSQLite(tmp_path / "log.db")
         yield on_sqlite
         on_sqlite.db.close()
         on_sqlite.store.close()
         return
     server: PostgresServer = request.getfixturevalue("postgres_server")
     dsn = server.database()
-    on_postgres = OnPostgres(dsn)
+    on_postgres = DirectPostgres(dsn)
     yield on_postgres
     on_postgres.db.close()
     on_postgres.store.close()
     server.drop(dsn)
 
 
-def made(store: Store, name: str, **retention: Any) -> Session:
+def make_session(store: Store, name: str, **retention: Any) -> Session:
     session = Session(name, store=store, retention=retention or None)
     session.add_message(Message.user("hello", File(data=b"some bytes", media_type="x/y")))
     session.add_message(Message.assistant("hi"))
@@ -155,38 +155,38 @@ ONLY_POSTGRES = {
 }
 
 
-def statements(hand: Hand) -> dict[str, str]:
-    return FORBIDDEN | (ONLY_SQLITE if isinstance(hand, OnSQLite) else ONLY_POSTGRES)
+def list_statements(connection: DirectConnection) -> dict[str, str]:
+    return FORBIDDEN | (ONLY_SQLITE if isinstance(connection, DirectSQLite) else ONLY_POSTGRES)
 
 
 class TestAnImmutableSession:
-    def test_refuses_every_statement_that_would_change_it(self, hand):
-        session = made(hand.store, "kept", ttl_days=730, immutable=True)
-        made(hand.store, "neighbour", ttl_days=1)
+    def test_refuses_every_statement_that_would_change_it(self, connection):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        make_session(connection.store, "neighbour", ttl_days=1)
         before, number, allowed = session.export(), session.log.number, []
-        for what, statement in statements(hand).items():
-            hand.execute("BEGIN", 0)
+        for what, statement in list_statements(connection).items():
+            connection.execute("BEGIN", 0)
             try:
-                hand.execute(statement, number)
+                connection.execute(statement, number)
                 allowed.append(what)
-            except hand.refusal as refusal:
+            except connection.refusal as refusal:
                 allowed += [] if "holdfast" in str(refusal) else [f"{what}: {refusal}"]
-            hand.execute("ROLLBACK", 0)
+            connection.execute("ROLLBACK", 0)
         assert not allowed, allowed
         assert session.export() == before
         assert session.verify()
-        assert hand.store.value(session.log, "retention") == {"ttl_days": 730, "immutable": True}
-        with pytest.raises(hand.refusal):
-            hand.execute("DELETE FROM events", number)
+        assert connection.store.value(session.log, "retention") == {"ttl_days": 730, "immutable": True}
+        with pytest.raises(connection.refusal):
+            connection.execute("DELETE FROM events", number)
 
-    def test_without_a_ttl_it_is_kept_for_ever(self, hand):
-        session = made(hand.store, "kept", immutable=True)
+    def test_without_a_ttl_it_is_kept_for_ever(self, connection):
+        session = make_session(connection.store, "kept", immutable=True)
         for what in ("delete an event", "alter bytes", "shorten its ttl", "clear immutable"):
-            with pytest.raises(hand.refusal):
-                hand.execute(FORBIDDEN[what], session.log.number)
+            with pytest.raises(connection.refusal):
+                connection.execute(FORBIDDEN[what], session.log.number)
 
-    def test_still_grows_and_is_used(self, hand):
-        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+    def test_still_grows_and_is_used(self, connection):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
         session.add_message(Message.user("more"))
         session.set_state("n", 1)
         session.title = "a title"
@@ -194,14 +194,14 @@ class TestAnImmutableSession:
         session.hold("a case")
         session.close()
         assert session.verify()
-        assert hand.execute("SELECT ttl FROM retention WHERE log = :log", session.log.number) == [(800 * DAY,)]
+        assert connection.execute("SELECT ttl FROM retention WHERE log = :log", session.log.number) == [(800 * DAY,)]
 
-    def test_takes_longer_keeping_by_hand(self, hand):
-        session = made(hand.store, "kept", ttl_days=730, immutable=True)
-        hand.execute("UPDATE retention SET ttl = ttl + 1, due = 7 WHERE log = :log", session.log.number)
-        hand.execute("UPDATE retention SET ttl = NULL WHERE log = :log", session.log.number)
-        with pytest.raises(hand.refusal):
-            hand.execute("UPDATE retention SET ttl = 1 WHERE log = :log", session.log.number)
+    def test_takes_longer_keeping_by_hand(self, connection):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        connection.execute("UPDATE retention SET ttl = ttl + 1, due = 7 WHERE log = :log", session.log.number)
+        connection.execute("UPDATE retention SET ttl = NULL WHERE log = :log", session.log.number)
+        with pytest.raises(connection.refusal):
+            connection.execute("UPDATE retention SET ttl = 1 WHERE log = :log", session.log.number)
 
     @pytest.mark.parametrize(
         "attempt",
@@ -213,59 +213,59 @@ class TestAnImmutableSession:
         ],
         ids=["last activity", "head", "view", "an old event"],
     )
-    def test_is_not_unlocked_by_what_may_be_written(self, hand, attempt):
-        """Appends move the head, so triggers let that pass; it must open no door, and `verify` tells of it."""
-        made(hand.store, "free")
-        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+    def test_is_not_unlocked_by_what_may_be_written(self, connection, attempt):
+        """Appends move the head, so triggers let that pass; it must unlock nothing, and `verify` reports it."""
+        make_session(connection.store, "free")
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
         number = session.log.number
         try:
-            hand.execute(attempt, number)
-        except hand.refusal:
+            connection.execute(attempt, number)
+        except connection.refusal:
             assert session.verify()
             return
         for what in ("delete an event", "alter an event", "delete bytes", "delete the log", "clear immutable"):
-            with pytest.raises(hand.refusal):
-                hand.execute(FORBIDDEN[what], number)
+            with pytest.raises(connection.refusal):
+                connection.execute(FORBIDDEN[what], number)
         with pytest.raises(AgentError):
-            hand.store.delete("kept")
-        assert hand.store.exists("kept")
+            connection.store.delete("kept")
+        assert connection.store.exists("kept")
         if "logs" in attempt and "head" in attempt:
             assert not session.verify()
 
-    def test_may_be_changed_by_hand_once_its_time_has_passed(self, hand):
-        hand.store.clock = Past()
-        session = made(hand.store, "kept", ttl_days=5, immutable=True)
+    def test_may_be_changed_by_hand_once_its_time_has_passed(self, connection):
+        connection.store.clock = PastClock()
+        session = make_session(connection.store, "kept", ttl_days=5, immutable=True)
         for what, statement in FORBIDDEN.items():
             if what not in ("delete its retention", "clear immutable", "give its retention to another log"):
-                hand.execute("BEGIN", 0)
-                hand.execute(statement, session.log.number)
-                hand.execute("ROLLBACK", 0)
+                connection.execute("BEGIN", 0)
+                connection.execute(statement, session.log.number)
+                connection.execute("ROLLBACK", 0)
         assert session.verify()
 
-    def test_gives_way_to_a_legal_erasure_whose_record_stays(self, hand):
-        session = made(hand.store, "kept", ttl_days=730, immutable=True)
+    def test_gives_way_to_a_legal_erasure_whose_record_stays(self, connection):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
         number = session.log.number
         session.erase(reason="the law", actor="officer")
         assert session.verify()
-        assert len(hand.execute("SELECT at FROM erasures WHERE log = :log", number)) == 1
-        with pytest.raises(hand.refusal, match="erasure"):
-            hand.execute("DELETE FROM erasures WHERE log = :log", number)
-        with pytest.raises(hand.refusal, match="erasure"):
-            hand.execute("UPDATE erasures SET at = 0 WHERE log = :log", number)
-        assert len(hand.execute("SELECT at FROM erasures WHERE log = :log", number)) == 1
+        assert len(connection.execute("SELECT at FROM erasures WHERE log = :log", number)) == 1
+        with pytest.raises(connection.refusal, match="erasure"):
+            connection.execute("DELETE FROM erasures WHERE log = :log", number)
+        with pytest.raises(connection.refusal, match="erasure"):
+            connection.execute("UPDATE erasures SET at = 0 WHERE log = :log", number)
+        assert len(connection.execute("SELECT at FROM erasures WHERE log = :log", number)) == 1
 
 
 class TestOtherSessions:
     @pytest.mark.parametrize("retention", [{}, {"ttl_days": 730}], ids=["none", "not immutable"])
-    def test_are_not_guarded_and_do_not_pay_for_those_that_are(self, hand, retention):
-        made(hand.store, "kept", ttl_days=730, immutable=True)
-        session = made(hand.store, "free", **retention)
+    def test_are_not_guarded_and_do_not_pay_for_those_that_are(self, connection, retention):
+        make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        session = make_session(connection.store, "free", **retention)
         for what, statement in FORBIDDEN.items():
-            hand.execute("BEGIN", 0)
-            hand.execute(statement, session.log.number)
-            hand.execute("ROLLBACK", 0)
+            connection.execute("BEGIN", 0)
+            connection.execute(statement, session.log.number)
+            connection.execute("ROLLBACK", 0)
             assert session.verify(), what
-        assert hand.store.delete("free")
+        assert connection.store.delete("free")
 
 
 class TestWhoDropsTheTriggers:
@@ -279,15 +279,15 @@ class TestWhoDropsTheTriggers:
             ("alter where its chain begins", 1),
         ],
     )
-    def test_is_found_out_by_the_chain(self, hand, what, first):
-        session = made(hand.store, "kept", ttl_days=730, immutable=True)
-        hand.drop_triggers()
-        hand.execute(FORBIDDEN[what], session.log.number)
-        verdict = Session.open("kept", store=hand.store).verify()
+    def test_is_found_out_by_the_chain(self, connection, what, first):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        connection.drop_triggers()
+        connection.execute(FORBIDDEN[what], session.log.number)
+        verdict = Session.open("kept", store=connection.store).verify()
         assert not verdict
         assert first is None or verdict.first_bad == first
 
-    def test_and_whoever_only_drops_them_has_changed_nothing(self, hand):
-        session = made(hand.store, "kept", ttl_days=730, immutable=True)
-        hand.drop_triggers()
+    def test_and_dropping_them_alone_changes_nothing(self, connection):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        connection.drop_triggers()
         assert session.verify()

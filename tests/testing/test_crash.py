@@ -1,4 +1,4 @@
-"""The crash kit itself: what a child acknowledged is known, and it dies where it was told to."""
+"""The crash kit itself: what a child acknowledged is known, and it dies at the chosen point."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def work(acknowledge):
         crashpoint("after")
 
 
-def for_ever(acknowledge):
+def count_for_ever(acknowledge):
     for number in count():
         acknowledge({"number": number})
 
@@ -46,12 +46,12 @@ class TestDying:
             Point("after", 3),
         ]  # fmt: skip
 
-    def test_a_child_is_killed_after_a_while_and_what_it_told_is_known(self):
-        end = run_in_child(for_ever, after=0.05)
+    def test_a_child_is_killed_after_a_while_and_its_acknowledgements_are_known(self):
+        end = run_in_child(count_for_ever, after=0.05)
         assert end.killed
         assert end.acknowledged == [{"number": number} for number in range(len(end.acknowledged))]
 
-    def test_what_a_child_raises_is_told(self):
+    def test_the_error_of_a_child_is_reported(self):
         def fail(acknowledge):
             acknowledge("so far")
             raise ValueError("and no further")

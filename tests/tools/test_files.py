@@ -38,20 +38,20 @@ def test_they_are_five_and_hide_the_context() -> None:
 
 
 def test_they_are_called_as_a_model_would(ctx: ToolContext) -> None:
-    def run(name: str, **arguments: Any) -> str:
+    def run_tool(name: str, **arguments: Any) -> str:
         found = next(item for item in file_tools if item.name == name)
         text: str = found.start(found.validate(arguments), ctx)
         return text
 
-    assert run("list_files") == "the directory is empty"
-    assert run("write_file", path="src/a.py", content="x = 1\ny = 2\n") == "wrote src/a.py, 12 bytes"
-    assert run("list_files") == "src/"
-    assert run("list_files", path="src") == "src/a.py  12"
-    assert run("read_file", path="src/a.py") == "x = 1\ny = 2\n"
-    assert run("edit_file", path="src/a.py", old="x = 1", new="x = 3") == "edited src/a.py"
-    assert run("search_files", text="= 3") == "src/a.py:1: x = 3"
+    assert run_tool("list_files") == "the directory is empty"
+    assert run_tool("write_file", path="src/a.py", content="x = 1\ny = 2\n") == "wrote src/a.py, 12 bytes"
+    assert run_tool("list_files") == "src/"
+    assert run_tool("list_files", path="src") == "src/a.py  12"
+    assert run_tool("read_file", path="src/a.py") == "x = 1\ny = 2\n"
+    assert run_tool("edit_file", path="src/a.py", old="x = 1", new="x = 3") == "edited src/a.py"
+    assert run_tool("search_files", text="= 3") == "src/a.py:1: x = 3"
     with pytest.raises(BadArguments, match="'path' is missing"):
-        run("read_file")
+        run_tool("read_file")
 
 
 def test_without_a_working_directory_the_fix_is_named() -> None:
@@ -77,13 +77,13 @@ def test_files_are_found_by_pattern(ctx: ToolContext, tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
 
-    def found(pattern: str, path: str = ".") -> list[str]:
+    def find(pattern: str, path: str = ".") -> list[str]:
         return [line.split()[0] for line in list_files(ctx, path, pattern).splitlines()]
 
-    assert found("*.py") == found("**/*.py") == ["a.py", "src/b.py", "src/deep/c.py"]
-    assert found("*.py", "src") == ["src/b.py", "src/deep/c.py"]
-    assert found("src/**/*.md") == ["src/deep/d.md"]
-    assert found("*.py", ".git") == [".git/e.py"]
+    assert find("*.py") == find("**/*.py") == ["a.py", "src/b.py", "src/deep/c.py"]
+    assert find("*.py", "src") == ["src/b.py", "src/deep/c.py"]
+    assert find("src/**/*.md") == ["src/deep/d.md"]
+    assert find("*.py", ".git") == [".git/e.py"]
     assert list_files(ctx, pattern="*.rs") == "nothing matches"
 
 

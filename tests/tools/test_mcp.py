@@ -58,7 +58,7 @@ async def test_it_is_called_from_async_code_also_at_once(server: MCPServer) -> N
     assert server.call("add", {"a": 1, "b": 1}) == "2"  # a blocking call inside a running loop
 
 
-def test_failures_of_a_tool_are_told_and_harm_nothing(server: MCPServer) -> None:
+def test_failures_of_a_tool_are_reported_and_harm_nothing(server: MCPServer) -> None:
     before = server.call("pid", {})
     for name, arguments, text in [
         ("fail", {}, "Error executing tool fail"),
@@ -84,7 +84,7 @@ def test_a_server_that_dies_in_a_call_fails_it_and_is_started_by_the_next(server
 def test_a_server_killed_between_calls_is_started_again(server: MCPServer) -> None:
     first = server.call("pid", {})
     os.kill(int(first), signal.SIGKILL)
-    wait_for_the_end_of(first)
+    wait_for_process_end(first)
     try:
         second = server.call("pid", {})
     except MCPFailed:  # that its process is gone was not seen yet
@@ -95,20 +95,20 @@ def test_a_server_killed_between_calls_is_started_again(server: MCPServer) -> No
 async def test_a_server_killed_in_the_middle_of_a_call_fails_that_call(server: MCPServer, tmp_path: Path) -> None:
     process = int(await server.call_async("pid", {}))
     waiting = asyncio.create_task(server.call_async("wait", {"path": str(tmp_path / "here")}))
-    await appears(tmp_path / "here")
+    await wait_for_file(tmp_path / "here")
     os.kill(process, signal.SIGKILL)
     with pytest.raises(MCPFailed, match="ended during the call"):
         await waiting
     assert await server.call_async("add", {"a": 1, "b": 1}) == "2"
 
 
-async def test_cancelling_a_call_tells_the_server(server: MCPServer, tmp_path: Path) -> None:
+async def test_cancelling_a_call_notifies_the_server(server: MCPServer, tmp_path: Path) -> None:
     waiting = asyncio.create_task(server.call_async("wait", {"path": str(tmp_path / "here")}))
-    await appears(tmp_path / "here")
+    await wait_for_file(tmp_path / "here")
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await appears(tmp_path / "here.cancelled")
+    await wait_for_file(tmp_path / "here.cancelled")
     assert await server.call_async("add", {"a": 1, "b": 1}) == "2"
 
 
@@ -121,12 +121,12 @@ def test_a_call_without_an_answer_ends(server: MCPServer, tmp_path: Path, monkey
     assert server.call("add", {"a": 1, "b": 1}) == "2"
 
 
-async def appears(path: Path) -> None:
+async def wait_for_file(path: Path) -> None:
     while not path.exists():
         await asyncio.sleep(0.01)
 
 
-def wait_for_the_end_of(process: str) -> None:
+def wait_for_process_end(process: str) -> None:
     while Path("/proc", process).exists():
         time.sleep(0.01)
 
@@ -144,7 +144,7 @@ def test_closing_ends_the_process_and_calls_under_way(tmp_path: Path) -> None:
 
     caller = threading.Thread(target=call)
     caller.start()
-    asyncio.run(appears(tmp_path / "here"))
+    asyncio.run(wait_for_file(tmp_path / "here"))
     server.close()
     caller.join()
     assert not Path("/proc", process).exists()
@@ -158,11 +158,11 @@ def test_a_forgotten_server_ends_with_its_owner() -> None:
     server = MCPServer(command=COMMAND)
     process = server.call("pid", {})
     del server
-    wait_for_the_end_of(process)
+    wait_for_process_end(process)
     script = f"from holdfast.tools.mcp import MCPServer\nprint(MCPServer(command={COMMAND!r}).call('pid', {{}}))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    wait_for_the_end_of(done.stdout.strip())
+    wait_for_process_end(done.stdout.strip())
 
 
 def test_only_a_small_part_of_the_environment_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

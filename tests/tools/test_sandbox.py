@@ -20,13 +20,13 @@ from holdfast.errors import FileRefused, ToolError
 from holdfast.tools import edit_file
 from holdfast.tools.sandbox import Sandbox
 from holdfast.tools.tool import ToolContext
-from tests.tools.sandbox_storm import CANARY, PATHS, Outcome, attempt, build, snapshot, storm
+from tests.tools.sandbox_attacks import CANARY, PATHS, Outcome, build_jail, read_outside, run_attacks, try_tool
 
 KINDS = ["read", "list", "find", "search", "write", "edit"]
 
 
 def test_five_thousand_attempts_during_swaps_do_not_get_out(tmp_path: Path) -> None:
-    outcome = storm(tmp_path, attempts=5_000, seed=1)
+    outcome = run_attacks(tmp_path, attempts=5_000, seed=1)
     assert outcome.attempts == 5_000
     assert outcome.escapes == []
     # The race was a real one: the same path was sometimes the file, sometimes a link.
@@ -38,14 +38,14 @@ def test_five_thousand_attempts_during_swaps_do_not_get_out(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", PATHS)
 def test_every_known_way_out_is_closed(tmp_path: Path, kind: str, path: str) -> None:
-    jail, outside = build(tmp_path)
-    before, outcome = snapshot(outside), Outcome()
+    jail, outside = build_jail(tmp_path)
+    before, outcome = read_outside(outside), Outcome()
     for other in ("swap", "swapfile"):  # as after a swap
         (jail / other).rename(jail / f"{other}.real")
         (jail / f"{other}.other").rename(jail / other)
-    attempt(ToolContext(work_dir=jail), kind, path.format(outside=outside), outcome)
+    try_tool(ToolContext(work_dir=jail), kind, path.format(outside=outside), outcome)
     assert outcome.escapes == []
-    assert snapshot(outside) == before
+    assert read_outside(outside) == before
 
 
 PARTS = ["..", ".", "", "dir", "sub", "swap", "up", "out", "abs", "filelink", "deep", "a", "b", "link", "loop", "here"]
@@ -68,19 +68,21 @@ COMPONENT = st.sampled_from(PARTS) | st.text(st.characters(), max_size=4) | st.j
 
 
 @pytest.fixture(scope="module")
-def prison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return build(tmp_path_factory.mktemp("prison"))
+def jail_and_outside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return build_jail(tmp_path_factory.mktemp("prison"))
 
 
 @settings(max_examples=500, deadline=None)
 @given(st.sampled_from(["", "/", "//", "./", "../"]), st.lists(COMPONENT, max_size=8), st.sampled_from(KINDS))
-def test_no_generated_path_gets_out(prison: tuple[Path, Path], front: str, parts: list[str], kind: str) -> None:
-    jail, outside = prison
+def test_no_generated_path_gets_out(
+    jail_and_outside: tuple[Path, Path], front: str, parts: list[str], kind: str
+) -> None:
+    jail, outside = jail_and_outside
     outcome = Outcome()
-    attempt(ToolContext(work_dir=jail), kind, front + "/".join(parts), outcome)
+    try_tool(ToolContext(work_dir=jail), kind, front + "/".join(parts), outcome)
     assert outcome.escapes == []
-    assert set(snapshot(outside).values()) == {CANARY.encode(), None}
-    assert len(snapshot(outside)) == 4
+    assert set(read_outside(outside).values()) == {CANARY.encode(), None}
+    assert len(read_outside(outside)) == 4
 
 
 @pytest.mark.parametrize(
@@ -103,10 +105,10 @@ def test_no_generated_path_gets_out(prison: tuple[Path, Path], front: str, parts
         ("null", "it is a symbolic link"),
     ],
 )
-def test_a_refusal_says_why(prison: tuple[Path, Path], path: str, reason: str) -> None:
-    with pytest.raises(FileRefused, match=reason) as caught, Sandbox(prison[0]).open(path):
+def test_a_refusal_says_why(jail_and_outside: tuple[Path, Path], path: str, reason: str) -> None:
+    with pytest.raises(FileRefused, match=reason) as caught, Sandbox(jail_and_outside[0]).open(path):
         pass
-    assert str(prison[0]) not in str(caught.value)
+    assert str(jail_and_outside[0]) not in str(caught.value)
 
 
 def test_devices_and_sockets_are_not_opened() -> None:
@@ -117,7 +119,7 @@ def test_devices_and_sockets_are_not_opened() -> None:
 
 
 def test_a_hard_link_is_a_file_and_a_write_leaves_the_other_name_alone(tmp_path: Path) -> None:
-    jail, _ = build(tmp_path)
+    jail, _ = build_jail(tmp_path)
     Sandbox(jail).write("hardlink", b"new")
     assert (jail / "hardlink").read_bytes() == b"new"
     assert (jail / "dir/plain.txt").read_bytes() == b"inside\n"
@@ -194,7 +196,7 @@ def test_a_killed_writer_leaves_the_old_file_or_the_new(tmp_path: Path, attempts
 
 
 @contextmanager
-def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> Iterator[None]:
+def fail_call(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> Iterator[None]:
     def fail(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -206,7 +208,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> Iterator[N
 @pytest.mark.parametrize("call", ["fsync", "rename", "fchmod"])
 def test_a_write_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     (tmp_path / "file").write_text("old")
-    with failing(monkeypatch, call, errno.ENOSPC), pytest.raises(FileRefused, match="no space is left on the disk"):
+    with fail_call(monkeypatch, call, errno.ENOSPC), pytest.raises(FileRefused, match="no space is left on the disk"):
         Sandbox(tmp_path).write("file", b"new")
     assert (tmp_path / "file").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -224,9 +226,11 @@ def test_edits_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "".join(f"({number})" for number in range(40))
 
 
-def test_descriptors_are_all_closed(prison: tuple[Path, Path]) -> None:
+def test_descriptors_are_all_closed(jail_and_outside: tuple[Path, Path]) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for kind in KINDS:
         for path in PATHS:
-            attempt(ToolContext(work_dir=prison[0]), kind, path.format(outside=prison[1]), Outcome())
+            try_tool(
+                ToolContext(work_dir=jail_and_outside[0]), kind, path.format(outside=jail_and_outside[1]), Outcome()
+            )
     assert len(os.listdir("/proc/self/fd")) == before

@@ -170,7 +170,7 @@ async def generate_async() -> Any:
     yield 1
 
 
-def test_the_context_tells_what_it_was_given() -> None:
+def test_the_context_shows_what_it_was_given() -> None:
     flag = threading.Event()
     told: list[str] = []
     ctx = ToolContext(

@@ -18,17 +18,25 @@ from holdfast.stores import MemoryStore
 from holdfast.testing import call
 from holdfast.testing.crash import Acknowledge, Child, Point, run_in_child
 from tests.proofs import turns
-from tests.proofs.crashes import Opener, short_leases
+from tests.proofs.crashes import Opener, shorten_leases
 from tests.proofs.provider_chaos import FAULTS, planted_secrets, provider_chaos
-from tests.proofs.simulation import story
-from tests.proofs.turns import LAST, QUESTION, Effects, asking, finishing, make_sessions, sound
+from tests.proofs.simulation import run_simulation
+from tests.proofs.turns import (
+    LAST,
+    QUESTION,
+    ToolEffects,
+    find_session_faults,
+    make_asking_work,
+    make_finishing_work,
+    make_sessions,
+)
 
 
 @pytest.fixture
-def effects(tmp_path: Path) -> Effects:
+def effects(tmp_path: Path) -> ToolEffects:
     directory = tmp_path / "effects"
     directory.mkdir()
-    return Effects(directory)
+    return ToolEffects(directory)
 
 
 class TestKilled:
@@ -48,46 +56,50 @@ class TestKilled:
     )
     def test_another_process_goes_on_and_repeats_nothing(self, opener: Opener, point: Point, how: str) -> None:
         make_sessions(opener, ["s"])
-        found = turns.life(opener, "s", point, how, [], Random(7))
+        found = turns.kill_and_recover(opener, "s", point, how, [], Random(7))
         assert found.failures == []
 
     def test_a_recovery_may_die_too(self, opener: Opener) -> None:
         make_sessions(opener, ["s"])
-        found = turns.life(
+        found = turns.kill_and_recover(
             opener, "s", Point("after tool"), "resume", [Point("before record"), Point("after tool")], Random(7)
         )
         assert found.failures == []
-        assert found.relapses == 2
+        assert found.later_deaths == 2
 
-    def test_inside_a_tool_its_outcome_is_reported_as_unknown(self, opener: Opener, effects: Effects) -> None:
+    def test_inside_a_tool_its_outcome_is_reported_as_unknown(self, opener: Opener, effects: ToolEffects) -> None:
         make_sessions(opener, ["s"])
-        assert run_in_child(asking(opener, "s", effects, awaited=False, parallel=False), at=Point("after tool")).killed
+        assert run_in_child(
+            make_asking_work(opener, "s", effects, awaited=False, parallel=False), at=Point("after tool")
+        ).killed
         with opener() as store:
             left = Session.open("s", store=store).unfinished
             assert left is not None
             assert (left.question, left.unknown_calls, left.attempts, left.parked) == (QUESTION, ["send"], 0, False)
-        end = run_in_child(finishing(opener, "s", effects, how="resume", awaited=False, parallel=False))
+        end = run_in_child(make_finishing_work(opener, "s", effects, how="resume", awaited=False, parallel=False))
         assert end.error is None
         with opener() as store:
             session = Session.open("s", store=store)
             results = [message.text for message in session.messages if message.role == "tool"][:3]
             assert "unknown" in results[0]
             assert results[1:] == ["put b", "sent c"]
-            assert sound(store, session) == []
-        assert len([name for name, _, _ in effects.seen() if name == "send"]) == 4  # one, one more, and two of LAST
+            assert find_session_faults(store, session) == []
+        assert (
+            len([name for name, _, _ in effects.list_starts() if name == "send"]) == 4
+        )  # one, one more, and two of LAST
 
     def test_again_and_again_by_its_turn_it_is_parked(self, opener: Opener) -> None:
         for where in ("tool", "model"):
-            failures, deaths = turns.poisoned(opener, where, where)
+            failures, deaths = turns.run_poisoned_turn(opener, where, where)
             assert failures == []
             assert deaths == 6
 
 
 class TestStopped:
-    def test_a_zombie_neither_writes_nor_starts_a_tool(self, opener: Opener) -> None:
+    def test_a_stopped_process_that_wakes_neither_writes_nor_starts_a_tool(self, opener: Opener) -> None:
         points = [Point("before tool"), Point("after tool", 2), Point("between deltas", 3), Point("before record", 3)]
-        with short_leases(0.5):
-            assert turns.zombies(opener, points) == []
+        with shorten_leases(0.5):
+            assert turns.wake_stopped_processes(opener, points) == []
 
     def test_no_other_process_takes_the_turn_of_a_live_process(self, opener: Opener, tmp_path: Path) -> None:
         make_sessions(opener, ["s"])
@@ -106,7 +118,7 @@ class TestStopped:
                 acknowledge("begun")
                 acknowledge(session.run("go").text)
 
-        with short_leases(0.3), Child(work) as child, opener() as store:
+        with shorten_leases(0.3), Child(work) as child, opener() as store:
             child.next()
             session = Session.open("s", store=store, agent=Agent(provider="scripted", script=["no"]))
             while session.head < 6:
@@ -165,21 +177,21 @@ class TestParking:
         assert session.unfinished is not None
         assert session.unfinished.parked
         assert session.run(LAST).text == "here"
-        assert sound(store, session) == []
+        assert find_session_faults(store, session) == []
 
 
 class TestTheProofs:
     """Small runs of the proofs, so that a broken proof is noticed early."""
 
     @pytest.mark.parametrize("seed", range(40))
-    def test_a_story_of_the_simulation(self, seed: int) -> None:
-        assert story(seed).wrong == []
+    def test_a_run_of_the_simulation(self, seed: int) -> None:
+        assert run_simulation(seed).violations == []
 
-    def test_the_same_seed_tells_the_same_story(self) -> None:
+    def test_the_same_seed_gives_the_same_run(self) -> None:
         first: list[str] = []
         second: list[str] = []
-        story(13, first.append)
-        story(13, second.append)
+        run_simulation(13, first.append)
+        run_simulation(13, second.append)
         assert first == second
         assert len(first) > 10
 
@@ -193,8 +205,8 @@ class TestTheProofs:
             Message("assistant", [ToolCall(id="a", name="x", arguments={})]),
             Message.tool("r", call_id="a"),
         )
-        assert turns.faults_in([Message.user("q"), ask, result]) == []
-        assert turns.faults_in([Message.user("q"), ask])
-        assert turns.faults_in([Message.user("q"), result])
-        assert turns.faults_in([ask, Message.user("q"), result])
-        assert turns.faults_in([ask, result, ask, result])
+        assert turns.find_message_faults([Message.user("q"), ask, result]) == []
+        assert turns.find_message_faults([Message.user("q"), ask])
+        assert turns.find_message_faults([Message.user("q"), result])
+        assert turns.find_message_faults([ask, Message.user("q"), result])
+        assert turns.find_message_faults([ask, result, ask, result])

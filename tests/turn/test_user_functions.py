@@ -15,7 +15,7 @@ from holdfast.errors import TurnFailed
 from holdfast.testing import call
 
 
-def agent_with(approval: Callable[[dict[str, Any]], Any]) -> Agent:
+def make_agent(approval: Callable[[dict[str, Any]], Any]) -> Agent:
     @tool(approval=approval)
     def spend(cents: int) -> str:
         """Spend money."""
@@ -25,7 +25,7 @@ def agent_with(approval: Callable[[dict[str, Any]], Any]) -> Agent:
     return Agent(provider="scripted", script=script, tools=[spend])
 
 
-class Blocker:
+class BlockingFunction:
     """A function that blocks its thread until the event loop has had a chance to run."""
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Blocker:
 
 
 async def test_an_approval_function_that_blocks_leaves_the_event_loop_running() -> None:
-    blocker = Blocker()
-    session = Session(agent=agent_with(blocker))
+    blocker = BlockingFunction()
+    session = Session(agent=make_agent(blocker))
     response, _ = await asyncio.gather(session.run_async("buy"), blocker.release())
     assert response.text == "done"
     assert blocker.thread != threading.get_ident()
 
 
 async def test_an_extract_function_that_blocks_leaves_the_event_loop_running() -> None:
-    blocker = Blocker()
+    blocker = BlockingFunction()
 
     def extract(response: Response) -> dict[str, Any]:
         blocker(response)
@@ -72,7 +72,7 @@ async def test_an_approval_function_may_be_async(is_needed: bool, is_awaited: bo
         await asyncio.sleep(0)
         return is_needed and arguments == {"cents": 5}
 
-    session = Session(agent=agent_with(approval))
+    session = Session(agent=make_agent(approval))
     response = await session.run_async("buy") if is_awaited else await asyncio.to_thread(session.run, "buy")
     assert response.status == ("waiting" if is_needed else "finished")
     assert [each.name for each in response.pending] == (["spend"] if is_needed else [])
@@ -102,7 +102,7 @@ def test_a_function_that_raises_fails_the_turn(broken: str) -> None:
         raise RuntimeError("my own bug")
 
     if broken == "approval":
-        session = Session(agent=agent_with(fail))
+        session = Session(agent=make_agent(fail))
     else:
         session = Session(agent=Agent(provider="scripted", script=["hello"], extract=fail))  # type: ignore[arg-type]
     with pytest.raises(TurnFailed, match="my own bug"):

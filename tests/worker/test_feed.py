@@ -13,17 +13,17 @@ from holdfast.stores import MemoryStore
 from holdfast.worker.feed import Feed, Tail, TailItem
 
 
-def delta(text: str) -> TextDelta:
+def make_delta(text: str) -> TextDelta:
     return TextDelta(index=0, text=text)
 
 
-async def opened(store: MemoryStore, **more: Any) -> Feed:
+async def open_feed(store: MemoryStore, **more: Any) -> Feed:
     feed = Feed(store, **{"poll": 0.01, "tick": 0.05, **more})
     feed.open()
     return feed
 
 
-async def told(feed: Feed, tail: Tail, seq: int, n: int, count: int) -> list[tuple[int, int]]:
+async def read_positions(feed: Feed, tail: Tail, seq: int, n: int, count: int) -> list[tuple[int, int]]:
     found: list[TailItem] = []
     async for items in follow_tail(feed, tail, seq, n):
         found += items
@@ -45,7 +45,7 @@ async def test_a_tail_that_opens_while_the_heads_are_asked_for_is_not_gone() -> 
         return found
 
     store.heads = slow  # type: ignore[method-assign]
-    feed = await opened(store)
+    feed = await open_feed(store)
     await feed.open_tail(store, one.log)
     await asyncio.get_running_loop().run_in_executor(None, asked.wait)
     late = await feed.open_tail(store, two.log)
@@ -59,21 +59,21 @@ async def test_a_tail_that_opens_while_the_heads_are_asked_for_is_not_gone() -> 
 
 
 async def test_deltas_stand_between_the_events_they_were_heard_between() -> None:
-    """What a turn told before it appended is shown before that event, though the event may be read first."""
+    """The deltas of a turn are shown before the event that they precede, though the event may be read first."""
     store = MemoryStore()
     session = Session("s", store=store)
-    feed = await opened(store, poll=60)
+    feed = await open_feed(store, poll=60)
     tail = await feed.open_tail(store, session.log)
     first = session.add_message(Message.user("one"))
-    feed.publish_delta(session.log, delta("a"), first, 1)
-    feed.publish_delta(session.log, delta("b"), first, 2)
+    feed.publish_delta(session.log, make_delta("a"), first, 1)
+    feed.publish_delta(session.log, make_delta("b"), first, 2)
     second = session.add_message(Message.user("two"))
     feed.notify_append(session.log)
-    assert await told(feed, tail, 1, 0, 4) == [(first, 0), (first, 1), (first, 2), (second, 0)]
+    assert await read_positions(feed, tail, 1, 0, 4) == [(first, 0), (first, 1), (first, 2), (second, 0)]
     # A reader that has a part gets the rest, and one that is ahead of this tail gets nothing twice.
-    assert await told(feed, tail, first, 1, 2) == [(first, 2), (second, 0)]
+    assert await read_positions(feed, tail, first, 1, 2) == [(first, 2), (second, 0)]
     third = second + 1
-    ahead = asyncio.ensure_future(told(feed, tail, third, 0, 1))
+    ahead = asyncio.ensure_future(read_positions(feed, tail, third, 0, 1))
     await asyncio.sleep(0.02)
     for text in ("three", "four"):
         session.add_message(Message.user(text))
@@ -86,7 +86,7 @@ async def test_a_reader_that_falls_behind_reads_the_log_itself(monkeypatch: Any)
     monkeypatch.setattr("holdfast.worker.feed.MAX_TAIL_ITEMS", 5)
     store = MemoryStore()
     session = Session("s", store=store)
-    feed = await opened(store)
+    feed = await open_feed(store)
     tail = await feed.open_tail(store, session.log)
     reading = follow_tail(feed, tail, 0, 0)
     assert [item.seq for item in await anext(reading)] == [1]

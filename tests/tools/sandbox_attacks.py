@@ -1,6 +1,6 @@
 """Attempts to get out of a working directory while its directories and files are swapped for links, again and again.
 
-`storm` is for tests of any size: it counts attempts and escapes.
+`run_attacks` is for tests of any size: it counts attempts and escapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Outcome:
     seen: Counter[str] = field(default_factory=Counter)
 
 
-def build(base: Path) -> tuple[Path, Path]:
+def build_jail(base: Path) -> tuple[Path, Path]:
     """A jail full of ways out, and the outside."""
     outside, jail = base / "outside", base / "jail"
     (outside / "inner").mkdir(parents=True)
@@ -73,7 +73,7 @@ def build(base: Path) -> tuple[Path, Path]:
     return jail, outside
 
 
-def snapshot(outside: Path) -> dict[str, Any]:
+def read_outside(outside: Path) -> dict[str, Any]:
     return {
         str(path.relative_to(outside)): path.read_bytes() if path.is_file() else None for path in outside.rglob("*")
     }
@@ -116,8 +116,8 @@ PATHS = [
 ]
 
 
-def attempt(ctx: ToolContext, kind: str, path: str, outcome: Outcome) -> None:
-    """One try of one tool; whatever shows something of the outside is an escape."""
+def try_tool(ctx: ToolContext, kind: str, path: str, outcome: Outcome) -> None:
+    """One try of one tool; a result that shows something of the outside is an escape."""
     outcome.attempts += 1
     try:
         if kind == "read":
@@ -142,26 +142,26 @@ def attempt(ctx: ToolContext, kind: str, path: str, outcome: Outcome) -> None:
         outcome.escapes.append(f"{kind} {path!r}: {text[:200]}")
 
 
-def storm(base: Path, attempts: int, seed: int) -> Outcome:
+def run_attacks(base: Path, attempts: int, seed: int) -> Outcome:
     """Random tools on random paths while another process swaps what they name."""
-    jail, outside = build(base)
-    before = snapshot(outside)
+    jail, outside = build_jail(base)
+    before = read_outside(outside)
     ctx, chance, outcome = ToolContext(work_dir=jail), random.Random(seed), Outcome()
     kinds = ["read"] * 8 + ["list"] * 4 + ["find", "search"] + ["write"] * 4 + ["edit"] * 2
-    with swapping(jail, "swap", "swapfile", "pipefile", "writefile"):
+    with swap_names(jail, "swap", "swapfile", "pipefile", "writefile"):
         for _ in range(attempts):
             kind = chance.choice(kinds)
             path = chance.choice(PATHS[:8]) if chance.random() < 0.7 else chance.choice(PATHS)
             if kind == "write" and path in ("swapfile", "pipefile"):
                 path = "writefile"  # a write replaces a link by a file, which would end the race for the readers
-            attempt(ctx, kind, path.format(outside=outside), outcome)
-    if snapshot(outside) != before:
-        outcome.escapes.append(f"the outside has changed: {snapshot(outside)}")
+            try_tool(ctx, kind, path.format(outside=outside), outcome)
+    if read_outside(outside) != before:
+        outcome.escapes.append(f"the outside has changed: {read_outside(outside)}")
     return outcome
 
 
 @contextmanager
-def swapping(jail: Path, *names: str) -> Iterator[None]:
+def swap_names(jail: Path, *names: str) -> Iterator[None]:
     """Another process lets `name` and `name.other` change places without end."""
     child = subprocess.Popen([sys.executable, __file__, str(jail), *names], stdout=subprocess.PIPE)
     assert child.stdout is not None

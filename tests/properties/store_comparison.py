@@ -1,4 +1,4 @@
-"""Several stores at one table: each does the same, and what they answer is compared, with each other and the model.
+"""The same operation on several stores: the results are compared with each other and with the model.
 
 The stores have equal `FixedIds` of their own: results, refusals and finally every row must be equal to the last byte.
 """
@@ -22,28 +22,28 @@ from holdfast.log.events import Event
 from holdfast.log.messages import Text, Thinking, ToolCall
 from holdfast.log.view import View
 from holdfast.stores.base import Log, Store
-from tests.properties.model import Refused, Said, Shelf, Told
+from tests.properties.expected_sessions import ExpectedLog, ExpectedMessage, ExpectedTenant, Refused
 
 NAMES = ("alpha", "beta", "gamma", "Ünïcode id", "e-5")
 OWNERS = (None, "u1", "ü/2")
 WORDS = ("apple", "Pear", "zebra", "naïve", "Straße", "日本", "x1")  # no two share a word of the index
 KEYS = ("k1", "k2", "ключ")
-STATE = ("a", "b", "c/d", "é", " ")
-EVENT = ("seq", "at", "type", "v", "run", "branch", "author", "actor", "body", "tombstone", "hash", "data")
+STATE_NAMES = ("a", "b", "c/d", "é", " ")
+EVENT_FIELDS = ("seq", "at", "type", "v", "run", "branch", "author", "actor", "body", "tombstone", "hash", "data")
 ANY = object()
-GONE = "session_not_found"
+NOT_FOUND = "session_not_found"
 
 
 class Difference(Exception):
     """Two stores, or a store and the model, do not agree."""
 
 
-def plain(value: Any) -> Any:
+def to_plain_value(value: Any) -> Any:
     """A result as values that can be compared between stores."""
     if isinstance(value, Message):
         return ["message", value.seq, value.to_dict()]
     if isinstance(value, Event):
-        return [getattr(value, name) for name in EVENT]
+        return [getattr(value, name) for name in EVENT_FIELDS]
     if isinstance(value, Session):
         return ["session", value.id, value.user_id, value.app_name]
     if isinstance(value, View):
@@ -51,22 +51,22 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path | datetime):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+        return {one.name: to_plain_value(getattr(value, one.name)) for one in fields(value)}
     if hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return to_plain_value(value._asdict())
     if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
+        return {name: to_plain_value(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [to_plain_value(one) for one in value]
     return value
 
 
 @dataclass(slots=True)
-class World:
+class StoreSide:
     """One store, and the sessions a user holds on it."""
 
     store: Store
-    held: list[Session] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -74,94 +74,98 @@ class World:
 
 
 @dataclass(slots=True)
-class Held:
+class ModelSession:
     """A session object, as the model knows it."""
 
-    told: Told
+    log: ExpectedLog
     temp: dict[str, Any] = field(default_factory=dict)
 
 
-def said(message: Message, **more: Any) -> dict[str, Any]:
+def describe_message(message: Message, **more: Any) -> dict[str, Any]:
     """A message as the model keeps it."""
     content = message.to_dict()
     content.pop("created_at", None)
     return {"role": message.role, "text": message.text, "content": json.dumps(content, sort_keys=True), **more}
 
 
-class Table:
+class StoreComparison:
     """One episode: a tenant of its own on every store, and the model of it."""
 
     def __init__(self, stores: Sequence[Store], seed: int, episode: int) -> None:
         self.seed, self.episode = seed, episode
         self.names = NAMES[: 2 if episode % 4 == 0 else len(NAMES)]  # few names, so that some logs grow long
         self.rng = random.Random(f"{seed}/{episode}")
-        self.worlds = []
+        self.sides = []
         for store in stores:
             bound = store.for_tenant(f"t{seed}-{episode}")
             bound.clock = FixedClock(start=1_700_000_000_000_000 + episode * 10_000_000_000)
-            self.worlds.append(World(bound))
-        self.shelf = Shelf()
-        self.held: list[Held] = []
+            self.sides.append(StoreSide(bound))
+        self.tenant = ExpectedTenant()
+        self.sessions: list[ModelSession] = []
         self.runs = self.last = 0
         self.done: list[str] = []
 
-    def difference(self, text: str) -> Difference:
+    def make_difference(self, text: str) -> Difference:
         ops = ", ".join(self.done[-6:])
         return Difference(f"seed {self.seed} episode {self.episode} operation {len(self.done)} (… {ops}): {text}")
 
     # -- performing and comparing ----------------------------------------------------------------------------------
 
-    def act(self, what: str, act: Callable[[World], Any], expected: Callable[[], Any] | None = None) -> list[Any]:
-        """Do the same in every world; the results must be equal, and what the model says. Returns the raw results."""
+    def compare(
+        self, what: str, act: Callable[[StoreSide], Any], expected: Callable[[], Any] | None = None
+    ) -> list[Any]:
+        """Do the same on every side; the results must be equal, and equal to the model. Returns the raw results."""
         raw, outcomes = [], []
-        for world in self.worlds:
-            result, outcome = attempt(act, world)
+        for side in self.sides:
+            result, outcome = run_operation(act, side)
             raw.append(result)
             outcomes.append(outcome)
         self.done[-1] = what
-        for world, outcome in zip(self.worlds[1:], outcomes[1:], strict=True):
+        for side, outcome in zip(self.sides[1:], outcomes[1:], strict=True):
             if outcome != outcomes[0]:
-                raise self.difference(f"{self.worlds[0].name} {outcomes[0]!r} but {world.name} {outcome!r}")
-        drawn = {world.name: (world.store.clock.time, world.store.clock._count) for world in self.worlds}  # type: ignore[attr-defined]
+                raise self.make_difference(f"{self.sides[0].name} {outcomes[0]!r} but {side.name} {outcome!r}")
+        drawn = {side.name: (side.store.clock.time, side.store.clock._count) for side in self.sides}  # type: ignore[attr-defined]
         if len(set(drawn.values())) > 1:
-            raise self.difference(
-                f"after {outcomes[0]!r} they have taken different times or salts from the world: {drawn}"
+            raise self.make_difference(
+                f"after {outcomes[0]!r} they have taken different times or salts from the clock: {drawn}"
             )
         kind, first = outcomes[0][:2]
         if kind == "broke":
-            raise self.difference(f"a raw exception: {outcomes[0]!r}")
+            raise self.make_difference(f"a raw exception: {outcomes[0]!r}")
         if expected is not None:
             try:
                 value = expected()
             except Refused as refused:
                 if kind != "refused" or first != refused.code:
-                    raise self.difference(f"the model refuses ({refused.code}), the stores: {outcomes[0]!r}") from None
+                    raise self.make_difference(
+                        f"the model refuses ({refused.code}), the stores: {outcomes[0]!r}"
+                    ) from None
             else:
-                if kind != "ok" or (value is not ANY and first != plain(value)):
-                    raise self.difference(f"the model says {plain(value)!r}, the stores {outcomes[0]!r}")
+                if kind != "ok" or (value is not ANY and first != to_plain_value(value)):
+                    raise self.make_difference(f"the model says {to_plain_value(value)!r}, the stores {outcomes[0]!r}")
         return raw if kind == "ok" else []
 
-    def hold(self, raw: list[Any], told: Told | None) -> None:
-        if raw and told is not None:
-            for world, session in zip(self.worlds, raw, strict=True):
-                world.held.append(session)
-            self.held.append(Held(told))
+    def keep_session(self, raw: list[Any], model_log: ExpectedLog | None) -> None:
+        if raw and model_log is not None:
+            for side, session in zip(self.sides, raw, strict=True):
+                side.sessions.append(session)
+            self.sessions.append(ModelSession(model_log))
 
-    def one(self) -> tuple[int, Held]:
-        """A session that somebody holds: mostly the one before, or a recent one; sometimes one that was deleted."""
+    def choose_session(self) -> tuple[int, ModelSession]:
+        """Choose an open session object: mostly the one before, or a recent one; sometimes of a deleted session."""
         rng = self.rng
-        if self.last >= len(self.held) or rng.random() < 0.4:
-            self.last = max(rng.choices(range(len(self.held)), k=2))
-            if self.held[self.last].told.deleted:
-                self.last = rng.randrange(len(self.held))
-        return self.last, self.held[self.last]
+        if self.last >= len(self.sessions) or rng.random() < 0.4:
+            self.last = max(rng.choices(range(len(self.sessions)), k=2))
+            if self.sessions[self.last].log.deleted:
+                self.last = rng.randrange(len(self.sessions))
+        return self.last, self.sessions[self.last]
 
     # -- things to say ---------------------------------------------------------------------------------------------
 
     def text(self) -> str:
         return " ".join(self.rng.choices(WORDS, k=self.rng.randint(0, 4)))
 
-    def message(self) -> Message:
+    def draw_message(self) -> Message:
         rng, text = self.rng, self.text()
         more: dict[str, Any] = {
             "author": rng.choice((None, None, "ann", "bøb")),
@@ -183,10 +187,10 @@ class Table:
             return Message("user", [text], created_at=when, **more)
         return Message(rng.choice(("user", "assistant", "system")), [text], **more)
 
-    def value(self) -> Any:
+    def draw_value(self) -> Any:
         return self.rng.choice((0, 1, -2.5, "text", None, True, [], [1, [2]], {"k": {"é": "\0"}}, 2**62))
 
-    def options(self) -> dict[str, Any]:
+    def draw_options(self) -> dict[str, Any]:
         rng = self.rng
         found: dict[str, Any] = {}
         for name, choices in (
@@ -199,42 +203,48 @@ class Table:
             if rng.random() < 0.3:
                 found[name] = rng.choice(choices)
         if rng.random() < 0.3:
-            found["messages"] = [self.message() for _ in range(rng.randint(0, 2))]
+            found["messages"] = [self.draw_message() for _ in range(rng.randint(0, 2))]
         if rng.random() < 0.3:
-            found["state"] = {rng.choice(STATE): self.value() for _ in range(rng.randint(0, 2))}
+            found["state"] = {rng.choice(STATE_NAMES): self.draw_value() for _ in range(rng.randint(0, 2))}
         return found
 
-    def _scope(self, held: Held, scope: str) -> dict[str, Any]:
+    def _find_scope(self, model_session: ModelSession, scope: str) -> dict[str, Any]:
         """The values of a scope that is not the session's own."""
         if scope == "temp":
-            return held.temp
-        owner = held.told.user_id if scope == "user" else held.told.app_name
+            return model_session.temp
+        owner = model_session.log.user_id if scope == "user" else model_session.log.app_name
         if owner is None:
             raise Refused("missing_user")
-        return self.shelf.scopes.setdefault((scope, owner), {})
+        return self.tenant.scopes.setdefault((scope, owner), {})
 
     # -- in the end ------------------------------------------------------------------------------------------------
 
     def compare_logs(self) -> None:
         """Every log, byte for byte, with everything that is kept beside it."""
-        self._compare("list_sessions", lambda world: world.store.list_sessions(), lambda: self.shelf.made)
+        self._record_and_compare(
+            "list_sessions", lambda side: side.store.list_sessions(), lambda: self.tenant.live_names
+        )
         for kind, owner in ((kind, owner) for kind in ("user", "app") for owner in ("u1", "%C3%BC%2F2")):
-            self._compare(f"the log of {kind} {owner!r}", partial(everything, kind, owner))
-        for name in self.shelf.made:
-            self._compare(f"the log of {name!r}", partial(everything, "session", name))
-            self._compare(f"the end of {name!r}", partial(_seen, name), partial(_told, self.shelf.names[name]))
+            self._record_and_compare(f"the log of {kind} {owner!r}", partial(read_everything, kind, owner))
+        for name in self.tenant.live_names:
+            self._record_and_compare(f"the log of {name!r}", partial(read_everything, "session", name))
+            self._record_and_compare(
+                f"the end of {name!r}", partial(_read_end, name), partial(_expect_end, self.tenant.names[name])
+            )
 
-    def _compare(self, what: str, act: Callable[[World], Any], expected: Callable[[], Any] | None = None) -> None:
+    def _record_and_compare(
+        self, what: str, act: Callable[[StoreSide], Any], expected: Callable[[], Any] | None = None
+    ) -> None:
         self.done.append(what)
-        self.act(what, act, expected)
+        self.compare(what, act, expected)
 
 
-def attempt(act: Callable[[World], Any], world: World) -> tuple[Any, tuple[Any, ...]]:
+def run_operation(act: Callable[[StoreSide], Any], side: StoreSide) -> tuple[Any, tuple[Any, ...]]:
     """The result, and an outcome that can be compared: ok, refused by name, or broken."""
     try:
-        result = act(world)
-        return result, ("ok", plain(result))
-    except SessionBusy as error:  # its text tells the time
+        result = act(side)
+        return result, ("ok", to_plain_value(result))
+    except SessionBusy as error:  # its text has the time in it
         return None, ("refused", error.code)
     except AgentError as error:
         return None, ("refused", error.code, type(error).__name__, str(error))
@@ -242,9 +252,9 @@ def attempt(act: Callable[[World], Any], world: World) -> tuple[Any, tuple[Any, 
         return None, ("broke", "".join(traceback.format_exception(error)[-3:]))
 
 
-def everything(kind: str, id: str, world: World) -> Any:
+def read_everything(kind: str, id: str, side: StoreSide) -> Any:
     """All that a store keeps about a log, without its internal numbers."""
-    store = world.store
+    store = side.store
     log = store.find(kind, id)
     if log is None:
         return None
@@ -252,16 +262,16 @@ def everything(kind: str, id: str, world: World) -> Any:
     found = {
         "log": [log.uid, log.origin, log.kind, log.id, log.created_at, log.base, log.user_id, log.app_name],
         "ancestry": [last for _, last in log.ancestry],
-        "head": plain(head),
+        "head": to_plain_value(head),
         "rows": [row.columns() for row in store.read(log)],
         "marked": [row.seq for row in store.read(log, marked=True)],
         "names": {prefix: store.refs(log, prefix) for prefix in ("state/", "fact/")},
         "snapshots": [store._snapshot(log.number, at) for at in range(1, head.head + 1)],
-        "verify": plain(store.verify(log)),
+        "verify": to_plain_value(store.verify(log)),
         "export": _export(store, log),
     }
     if kind == "session":
-        info = plain(store.info(log))
+        info = to_plain_value(store.info(log))
         del info["log"]
         found |= {"info": info, "document": store.load(id)}
     return found
@@ -271,19 +281,19 @@ def _export(store: Store, log: Log) -> str:
     return Session.on_log(store, log).export()
 
 
-def _seen(name: str, world: World) -> Any:
-    session = Session.open(name, store=world.store)
-    return [heard(session.messages), session.state, session.status, len(session), session.head]
+def _read_end(name: str, side: StoreSide) -> Any:
+    session = Session.open(name, store=side.store)
+    return [list_messages(session.messages), session.state, session.status, len(session), session.head]
 
 
-def _told(told: Told) -> Any:
-    now = told.now
-    return [as_heard(now.visible), dict(now.state), now.status, len(now.visible), told.head]
+def _expect_end(model_log: ExpectedLog) -> Any:
+    now = model_log.latest
+    return [list_expected_messages(now.visible), dict(now.state), now.status, len(now.visible), model_log.head]
 
 
-def heard(messages: Sequence[Message]) -> list[list[Any]]:
+def list_messages(messages: Sequence[Message]) -> list[list[Any]]:
     return [[message.seq, message.role, message.text] for message in messages]
 
 
-def as_heard(messages: Sequence[Said]) -> list[list[Any]]:
+def list_expected_messages(messages: Sequence[ExpectedMessage]) -> list[list[Any]]:
     return [[one.seq, one.role, one.text] for one in messages]

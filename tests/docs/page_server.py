@@ -1,4 +1,4 @@
-"""`holdfast serve` as the pages start it: a real process, through the front door, on a free port."""
+"""`holdfast serve` as the pages start it: a real process on a free port."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 60.0  # seconds for what takes about one
 _ADDRESS = re.compile(r"holdfast serves https?://(127\.0\.0\.1:\d+)")
 
 
-class Served:
+class PageServer:
     """A server in a folder of its own; gone when the block is left."""
 
     def __init__(self, arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.scenarios.served import NOT_OVER_HTTP
+from tests.scenarios.scenario_server import NOT_OVER_HTTP
 
 
 def test_every_scenario_that_is_left_out_exists_and_is_left_out_for_one_reason() -> None:

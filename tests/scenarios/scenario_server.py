@@ -1,7 +1,7 @@
-"""The scenarios over HTTP: the names that a scenario uses (`Session`, `Agent`) lead to a real server, unchanged.
+"""The scenarios over HTTP: `Session` and `Agent` in a scenario are replaced by classes that use a real server.
 
-The store that a scenario gets is the server's own, so it can look behind the scenes as it does everywhere. Agents come
-from the scenario's code and are made known to the server when they are first used.
+A scenario gets the store of the server, so it can read the store as it does without a server. Agents come from the
+code of the scenario, and are registered with the server at their first use.
 """
 
 from __future__ import annotations
@@ -19,121 +19,124 @@ from holdfast.client.memory import RemoteMemory
 from holdfast.client.requests import Call
 from holdfast.client.session import RemoteSession
 from holdfast.stores.base import Log, Store
-from tests.kit.serving import TOKEN, Serving
+from tests.kit import agents
+from tests.kit.local_server import TOKEN, LocalServer
 
 numbers = itertools.count()
 
 
-class Door:
-    """A server, a client of it, and the agents that it has been told about."""
+class ScenarioServer:
+    """A server, a client of it, and the agents that are registered with it."""
 
-    def __init__(self, serving: Serving, store: Store) -> None:
-        self.serving, self.store = serving, store
-        door = self
+    def __init__(self, local_server: LocalServer, store: Store) -> None:
+        self.local_server, self.store = local_server, store
+        server = self
 
         class ServedSession(RemoteSession):
             """A remote session that knows what a scenario asks of a local one."""
 
-            store = door.store
+            store = server.store
 
             @property
             def log(self) -> Log:
-                return door.store.require("session", self.id)
+                return server.store.require("session", self.id)
 
             def _agent_id(self, agent: Any) -> str | None:
-                return super()._agent_id(door.known(agent) if isinstance(agent, holdfast.Agent) else agent)
+                return super()._agent_id(server.register_agent(agent) if isinstance(agent, holdfast.Agent) else agent)
 
             def prune(self, strategy: Any = "sliding_window", **options: Any) -> Any:
                 """A function cannot travel: where a scenario uses one among other things, the store is pruned by it."""
                 if not callable(strategy):
                     return super().prune(strategy, **options)
-                return holdfast.Session.open(self.id, store=door.store).prune(strategy, **options)
+                return holdfast.Session.open(self.id, store=server.store).prune(strategy, **options)
 
         class ServedClient(Client):
             _session_class = ServedSession
 
-        self.client = ServedClient(serving.url, token=TOKEN, timeout=60)
-        self.asked = 0  # how often the client was used
-        wire, made = self.client._transport, self.client._transport._request
+        self.client = ServedClient(local_server.url, token=TOKEN, timeout=60)
+        self.request_count = 0  # how often the client was used
+        wire, send_request = self.client._transport, self.client._transport._request
 
-        def counted(call: Call) -> dict[str, Any]:
-            self.asked += 1
-            return made(call)
+        def count_request(call: Call) -> dict[str, Any]:
+            self.request_count += 1
+            return send_request(call)
 
-        wire._request = counted  # type: ignore[method-assign]
-        self.session, self.agent = _session_for(self), _agent_for(self)
+        wire._request = count_request  # type: ignore[method-assign]
+        self.session, self.agent = _make_session_class(self), _make_agent_class(self)
 
-    def known(self, agent: holdfast.Agent) -> str:
+    def register_agent(self, agent: holdfast.Agent) -> str:
         """The id under which the server has an agent."""
-        for id, each in self.serving.server.catalog._code_agents.items():
+        for id, each in self.local_server.server.catalog._code_agents.items():
             if each is agent:
                 return id
         id = f"agent-{next(numbers)}"
-        self.serving.register(id, agent)
+        self.local_server.register(id, agent)
         return id
 
-    def is_mine(self, options: Mapping[str, Any], agent: Any = None) -> bool:
+    def owns_store(self, options: Mapping[str, Any], agent: Any = None) -> bool:
         store = options.get("store")
         is_mine = (store if store is not None else getattr(agent, "store", None)) is self.store
-        self.asked += is_mine
+        self.request_count += is_mine
         return is_mine
 
 
-def _session_for(door: Door) -> Any:
+def _make_session_class(server: ScenarioServer) -> Any:
     class Session(holdfast.Session):
         """What `Session` means in a scenario: in the server's store one of the server, elsewhere a local one."""
 
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            if cls is Session and door.is_mine(options, options.get("agent")):
+            if cls is Session and server.owns_store(options, options.get("agent")):
                 options.pop("store", None)
                 agent = options.pop("agent", None)
-                return door.client.session(*args, **options, agent=None if agent is None else door.known(agent))
+                return server.client.session(
+                    *args, **options, agent=None if agent is None else server.register_agent(agent)
+                )
             return super().__new__(cls)
 
         @classmethod
         def open(cls, id: str, **options: Any) -> Any:
             agent = options.get("agent")
-            if not door.is_mine(options, agent):
+            if not server.owns_store(options, agent):
                 return holdfast.Session.open(id, **options)
-            return door.client.open(id, agent=None if agent is None else door.known(agent))
+            return server.client.open(id, agent=None if agent is None else server.register_agent(agent))
 
         @classmethod
         def list(cls, **options: Any) -> Any:
-            if not door.is_mine(options):
+            if not server.owns_store(options):
                 return holdfast.Session.list(**options)
-            return door.client.sessions(**{name: value for name, value in options.items() if name != "store"})
+            return server.client.sessions(**{name: value for name, value in options.items() if name != "store"})
 
         @classmethod
         def import_(cls, source: str | Path, **options: Any) -> Any:
-            if not door.is_mine(options):
+            if not server.owns_store(options):
                 return holdfast.Session.import_(source, **options)
-            return door.client.import_(source, **{name: each for name, each in options.items() if name != "store"})
+            return server.client.import_(source, **{name: each for name, each in options.items() if name != "store"})
 
     return Session
 
 
-def _agent_for(door: Door) -> Any:
+def _make_agent_class(server: ScenarioServer) -> Any:
     class Agent(holdfast.Agent):
         def session(self, session_id: str | None = None, **options: Any) -> Any:
-            if not door.is_mine(options, self):
+            if not server.owns_store(options, self):
                 return super().session(session_id, **options)
             options.pop("store", None)
-            return door.client.session(session_id, agent=door.known(self), **options)
+            return server.client.session(session_id, agent=server.register_agent(self), **options)
 
     return Agent
 
 
-def _memory_for(door: Door) -> Any:
+def _make_memory_class(server: ScenarioServer) -> Any:
     class Memory(holdfast.Memory):
         """What `Memory` means in a scenario: in the server's store, that of the server, which finds things as the
         scenario wishes. What a loop is given of it is local, because agents are the scenario's own."""
 
         def __init__(self, service: Any = None, *, store: Any = None, **scope: Any) -> None:
             super().__init__(service, store=store, **scope)
-            if store is not door.store or scope:  # a client's memory has no scope by default
+            if store is not server.store or scope:  # a client's memory has no scope by default
                 return
-            door.serving.server.memory = holdfast.Memory(service)
-            remote: Any = RemoteMemory(door.client._transport)
+            server.local_server.server.memory = holdfast.Memory(service)
+            remote: Any = RemoteMemory(server.client._transport)
             for name in ("store", "recall", "search", "forget", "list"):
                 setattr(self, name, getattr(remote, name))
             self._remote = remote
@@ -141,17 +144,20 @@ def _memory_for(door: Door) -> Any:
         def ingest_from_session(self, session: Any, *, model: Any = None) -> Any:
             if not isinstance(session, RemoteSession):
                 return super().ingest_from_session(session, model=model)
-            return self._remote.ingest_from_session(session, model=None if model is None else door.known(model))
+            return self._remote.ingest_from_session(
+                session, model=None if model is None else server.register_agent(model)
+            )
 
     return Memory
 
 
-def enter(door: Door, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the names of a scenario's module lead to the server."""
-    monkeypatch.setattr(module, "Session", door.session)
-    monkeypatch.setattr(module, "Agent", door.agent)
+def route_names_to_server(server: ScenarioServer, module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the classes that a scenario's module, and the helpers it imports, use by those of the server."""
+    monkeypatch.setattr(module, "Session", server.session)
+    monkeypatch.setattr(module, "Agent", server.agent)
+    monkeypatch.setattr(agents, "Agent", server.agent)
     if hasattr(module, "Memory"):
-        monkeypatch.setattr(module, "Memory", _memory_for(door))
+        monkeypatch.setattr(module, "Memory", _make_memory_class(server))
 
 
 # What a scenario needs that no server can give it, and the scenarios that do.
@@ -208,13 +214,13 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
     ),
     "an asyncio.Event of the test's loop is set by a tool, which runs in another loop at the server": (
         "test_a_cancelled_task_cancels_the_turn_and_frees_the_session",
-        "test_a_cancelled_call_is_told_as_unknown",
+        "test_a_cancelled_call_is_reported_as_unknown",
     ),
 }
 CLOCK = "the store gets a clock of the test's own, and the server's threads would sleep by it"
 
 
-def reason_against(request: pytest.FixtureRequest) -> str | None:
+def find_reason_to_skip(request: pytest.FixtureRequest) -> str | None:
     """Why a scenario does not run over HTTP; None if it does."""
     if "clock" in request.fixturenames:
         return CLOCK

@@ -1,4 +1,4 @@
-"""The agents of the servers that proofs kill: `holdfast serve served_runs.py`. What they say follows from the question.
+"""The agents of the servers that proofs kill: `holdfast serve killed_server_app.py`. An answer depends on the question.
 
 Every reply says which process gave it, and every tool leaves a file named by its call and its process, so that what ran
 is known from outside. Settings come from the environment, because the server is a process of its own.
@@ -86,7 +86,7 @@ def _effect(name: str, ctx: ToolContext) -> bool:
 
 
 def answer_to(question: str) -> str:
-    """The answer, which anybody can work out: some pieces of text that no other question has."""
+    """The answer, which a client can compute as well: some pieces of text that no other question has."""
     digest = hashlib.sha256(question.encode()).hexdigest()
     return f"answer to {question}: " + " ".join(digest[at : at + 8] for at in range(0, 64, 8)) * 3
 
@@ -103,7 +103,7 @@ def working(request: ModelRequest) -> Any:
 
 
 def inspecting(_: ModelRequest) -> str:
-    """What this process holds: tasks and threads, which nobody sees from outside."""
+    """What this process holds: tasks and threads, which cannot be seen from outside."""
     gc.collect()
     tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]
     return json.dumps({"tasks": len(tasks), "threads": threading.active_count()})

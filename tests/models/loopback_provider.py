@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from tests.models.frames import Say, data
+from tests.models.frames import Reply, encode_frame
 
 End = Literal["clean", "cut", "reset", "hold"]
 
@@ -34,7 +34,7 @@ class Answer:
 
 
 @dataclass
-class Seen:
+class RecordedRequest:
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
@@ -46,7 +46,7 @@ class Provider:
 
     def __init__(self) -> None:
         self.script: list[Any] = []
-        self.seen: list[Seen] = []
+        self.requests: list[RecordedRequest] = []
         self.closing = threading.Event()
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.provider = self
@@ -66,19 +66,19 @@ class Provider:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
-    def then(self, *answers: Any) -> Provider:
-        """Each is a `Say`, an `Answer`, or a function of the wire format that gives one."""
+    def enqueue(self, *answers: Any) -> Provider:
+        """Each is a `Reply`, an `Answer`, or a function of the wire format that gives one."""
         self.script += answers
         return self
 
     def answer(self, wire: str) -> Answer:
-        item = self.script.pop(0) if self.script else Say()
+        item = self.script.pop(0) if self.script else Reply()
         if callable(item):
             item = item(wire)
-        return Answer(item.frames(wire)) if isinstance(item, Say) else item
+        return Answer(item.frames(wire)) if isinstance(item, Reply) else item
 
 
-def failing(status: int, code: str = "", message: str = "no", **headers: str) -> Any:
+def make_http_error(status: int, code: str = "", message: str = "no", **headers: str) -> Any:
     """An HTTP error in the shape of the format that was asked for."""
 
     def answer(wire: str) -> Answer:
@@ -90,39 +90,43 @@ def failing(status: int, code: str = "", message: str = "no", **headers: str) ->
     return answer
 
 
-def broken(say: Say, after: int, end: End = "cut") -> Any:
+def make_cut_reply(reply: Reply, after: int, end: End = "cut") -> Any:
     """A reply that ends after some of its frames."""
-    return lambda wire: Answer(say.frames(wire)[:after], end=end)
+    return lambda wire: Answer(reply.frames(wire)[:after], end=end)
 
 
-def corrupt(say: Say, at: int) -> Any:
+def make_corrupt_reply(reply: Reply, at: int) -> Any:
     """A reply in which one frame is damaged."""
 
     def answer(wire: str) -> Answer:
-        frames = say.frames(wire)
+        frames = reply.frames(wire)
         frames[at] = frames[at].replace(b"}", b"", 1)
         return Answer(frames)
 
     return answer
 
 
-def erring(say: Say, after: int, code: str = "overloaded_error", message: str = "overloaded") -> Any:
+def make_failing_reply(reply: Reply, after: int, code: str = "overloaded_error", message: str = "overloaded") -> Any:
     """A reply that turns into an error."""
 
     def answer(wire: str) -> Answer:
         error = {"type": code, "message": message}
-        frame = data({"error": error}) if wire == "openai" else data({"type": "error", "error": error}, "error")
-        return Answer([*say.frames(wire)[:after], frame])
+        frame = (
+            encode_frame({"error": error})
+            if wire == "openai"
+            else encode_frame({"type": "error", "error": error}, "error")
+        )
+        return Answer([*reply.frames(wire)[:after], frame])
 
     return answer
 
 
-def endless(say: Say) -> Any:
+def make_endless_reply(reply: Reply) -> Any:
     """A reply that never ends."""
 
     def answer(wire: str) -> Answer:
         def chunks() -> Iterator[bytes]:
-            frames = say.frames(wire)
+            frames = reply.frames(wire)
             at = next(index for index, frame in enumerate(frames) if b"Hell" in frame)
             yield from frames[:at]
             while True:
@@ -155,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         provider = self.server.provider
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        provider.seen.append(Seen(self.path, headers, body, self.number))
+        provider.requests.append(RecordedRequest(self.path, headers, body, self.number))
         wire = "anthropic" if self.path.endswith("/messages") else "openai"
         answer = provider.answer(wire)
         with contextlib.suppress(ConnectionError):

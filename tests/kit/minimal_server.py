@@ -28,7 +28,7 @@ TOKEN = "hf_the-token-of-this-server"
 
 
 @dataclass
-class Front:
+class MinimalServer:
     """What `Server` has, as far as the front is concerned."""
 
     config: Config = field(default_factory=lambda: Config(rate=0))
@@ -42,7 +42,7 @@ class Front:
             self.store, config=self.config, token=TOKEN, limits=self.limits, metrics=self.metrics
         )
 
-    def app(self, *routers: Any) -> FastAPI:
+    def build_app(self, *routers: Any) -> FastAPI:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         app.state.server = self
         errors.install_error_handlers(app)
@@ -63,29 +63,29 @@ class Address:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=20)
 
-    def raw(self, text: str | bytes, *, seconds: float = 10) -> tuple[int, dict[str, str], bytes]:
+    def send_raw(self, text: str | bytes, *, seconds: float = 10) -> tuple[int, dict[str, str], bytes]:
         """Send exactly these bytes; what comes back until the server closes, or the answer is whole."""
         data = text.encode("latin-1") if isinstance(text, str) else text
         with socket.create_connection(("127.0.0.1", self.port), timeout=seconds) as wire:
             wire.sendall(data)
             found = b""
-            while (answer := _whole(found, data.startswith(b"HEAD"))) is None:
+            while (answer := _parse_whole_answer(found, data.startswith(b"HEAD"))) is None:
                 got = wire.recv(65536)
                 if not got:
-                    return _parsed(found)
+                    return _parse_answer(found)
                 found += got
             return answer
 
 
-def _whole(found: bytes, has_no_body: bool) -> tuple[int, dict[str, str], bytes] | None:
+def _parse_whole_answer(found: bytes, has_no_body: bool) -> tuple[int, dict[str, str], bytes] | None:
     if b"\r\n\r\n" not in found:
         return None
-    status, headers, body = _parsed(found)
+    status, headers, body = _parse_answer(found)
     length = 0 if has_no_body else int(headers.get("content-length", "0"))
     return (status, headers, body) if len(body) >= length else None
 
 
-def _parsed(found: bytes) -> tuple[int, dict[str, str], bytes]:
+def _parse_answer(found: bytes) -> tuple[int, dict[str, str], bytes]:
     head, _, body = found.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -93,7 +93,7 @@ def _parsed(found: bytes) -> tuple[int, dict[str, str], bytes]:
 
 
 @contextmanager
-def listening(app: Callable[..., Any]) -> Iterator[Address]:
+def start_server(app: Callable[..., Any]) -> Iterator[Address]:
     """Run an application on a free port of loopback, in a thread."""
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="off", ws="none", loop="asyncio"

@@ -48,7 +48,7 @@ class _PlainServer(uvicorn.Server):
         self.loop.call_soon_threadsafe(self._stopped.set)
 
 
-def _run(server: uvicorn.Server, sockets: list[Any]) -> threading.Thread:
+def _start_uvicorn(server: uvicorn.Server, sockets: list[Any]) -> threading.Thread:
     """Start uvicorn in a thread; returns once it takes requests."""
     thread = threading.Thread(target=server.run, args=[sockets], name="serving", daemon=True)
     thread.start()
@@ -72,7 +72,7 @@ class Listener:
         self.port: int = sockets[0].getsockname()[1]
         self._app: ASGIApp | None = None
         self._uvicorn = _PlainServer(uvicorn_config(self._answer, config, lifespan="off", interface="asgi3"))  # type: ignore[arg-type]
-        self._thread = _run(self._uvicorn, sockets)
+        self._thread = _start_uvicorn(self._uvicorn, sockets)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._app is not None, "a request came after the end of its test"
@@ -103,7 +103,7 @@ class Listener:
         assert not self._thread.is_alive(), "the listener did not stop"
 
 
-class Serving:
+class LocalServer:
     """`with Serving(store, agents={...}) as serving: Client(serving.url, token=TOKEN)`.
 
     With a `listener`, the server gets its requests from there; otherwise it has a uvicorn and a port of its own.
@@ -138,7 +138,7 @@ class Serving:
             self._listener.attach(self.server, self._app)
         else:
             self._uvicorn = _PromptServer(uvicorn_config(self._app, self.server.config), self.server)
-            self._thread = _run(self._uvicorn, self._sockets)
+            self._thread = _start_uvicorn(self._uvicorn, self._sockets)
         return self
 
     def stop(self) -> None:

@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 TOKEN = "a-token-of-these-proofs-only"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 PATIENCE = 60.0  # seconds for what takes about one
-# Told to die with the thread that starts it, where that can be told: a proof that is killed cleans nothing up.
+# Where the system allows it, the process dies with the thread that starts it: a killed proof cleans nothing up.
 COMMAND = """
 import ctypes, sys
 if sys.platform == "linux":
@@ -137,7 +137,7 @@ class ServerProcess:
         """Open file descriptors."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
-    def metric(self, name: str) -> float:
+    def read_metric(self, name: str) -> float:
         with self.client() as client:
             text = client.get("/metrics").raise_for_status().text
         return sum(
@@ -159,7 +159,7 @@ class Frame(NamedTuple):
         return int(seq or 0), int(n or 0)
 
 
-class Wire:
+class RawConnection:
     """One request on a connection of its own, whose answer is read as it comes and may be cut after any byte."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Wire:
         self.request = f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + payload
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.is_whole = False  # the answer came to its end
+        self.is_complete = False  # the answer came to its end
         self._received = b""  # not understood yet
         self.text = b""  # of the body; of a stream, what is not a whole frame yet
         try:
@@ -199,7 +199,7 @@ class Wire:
         self._socket.sendall(self.request[part])
 
     def reset(self) -> None:
-        """Close at once: what was not read is gone, and the other side is told so."""
+        """Close at once with a reset: unread bytes are dropped, and the other side gets an error."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 
@@ -209,16 +209,16 @@ class Wire:
     def frames(self, bytes: int | None = None) -> Iterator[Frame]:
         """The frames of the answer, until it ends or so many bytes of it were taken."""
         left = bytes
-        while not self.is_whole and (left is None or left > 0):
+        while not self.is_complete and (left is None or left > 0):
             chunk = self._socket.recv(65536 if left is None else min(left, 65536))
             if not chunk:
                 return
             if left is not None:
                 left -= len(chunk)
             self._received += chunk
-            yield from self._understood()
+            yield from self._parse_frames()
 
-    def _understood(self) -> Iterator[Frame]:
+    def _parse_frames(self) -> Iterator[Frame]:
         if not self.status:
             head, end, rest = self._received.partition(b"\r\n\r\n")
             if not end:
@@ -231,24 +231,24 @@ class Wire:
         if self.headers.get("content-type", "").startswith("text/event-stream"):
             while b"\n\n" in self.text:
                 text, _, self.text = self.text.partition(b"\n\n")
-                yield _frame(text.decode())
+                yield _parse_frame(text.decode())
 
     def _take_body(self) -> None:
         if self.headers.get("transfer-encoding") != "chunked":
             self.text, self._received = self.text + self._received, b""
-            self.is_whole = len(self.text) >= int(self.headers.get("content-length", "0"))
+            self.is_complete = len(self.text) >= int(self.headers.get("content-length", "0"))
             return
-        while not self.is_whole:
+        while not self.is_complete:
             size, end, rest = self._received.partition(b"\r\n")
             length = int(size, 16) if end else 0
             if not end or len(rest) < length + 2:
                 return
             self.text += rest[:length]
             self._received = rest[length + 2 :]
-            self.is_whole = length == 0
+            self.is_complete = length == 0
 
 
-def _frame(text: str) -> Frame:
+def _parse_frame(text: str) -> Frame:
     fields = {name: value.removeprefix(" ") for name, _, value in (line.partition(":") for line in text.split("\n"))}
     data = fields.get("data")
     return Frame(
