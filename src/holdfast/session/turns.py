@@ -202,7 +202,7 @@ class TurnMethods:
         needs_schema: bool = False,
     ) -> _TurnStart:
         """Check every argument, and return the start of a turn that answers `message`."""
-        refuse_unknown_options(method, options, CallOptions)
+        refuse_unknown_options("Session", method, options, CallOptions)
         shape = _output_shape(schema) if needs_schema or schema is not None else None
         question, metadata = Message.of(message), options.get("metadata")
 
