@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent_base import BaseAgent
 from holdfast.errors import InvalidArgument
+from holdfast.log.arguments import suggest_keywords
 from holdfast.plan import AgentSpec, Plan
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, SessionStore, Store
@@ -34,6 +35,7 @@ class Agent(BaseAgent):
     "Improve: {draft}".
     """
 
+    @suggest_keywords
     def __init__(
         self,
         *,

@@ -397,7 +397,7 @@ class StoreReadOnly(StoreError, code="store_read_only"):
 
 
 class StoreUnavailable(StoreError, code="store_unavailable"):
-    """The database cannot be reached."""
+    """The database cannot be reached, or refuses the connection."""
 
 
 class StorePoisoned(StoreError, code="store_poisoned"):

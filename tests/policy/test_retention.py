@@ -85,8 +85,10 @@ def test_other_strategies_are_refused_with_the_known_ones(strategy: Any) -> None
 
 def test_unknown_keys_are_named_with_the_known_ones() -> None:
     with pytest.raises(InvalidArgument) as caught:
-        Retention.of({"ttl": 5, 7: 1, "max_messages": 5})  # type: ignore[dict-item]
-    assert str(caught.value) == f"unknown in a retention: 7, ttl; use {', '.join(EVERYTHING)}"
+        Retention.of({7: 1, "max_messages": 5})  # type: ignore[dict-item]
+    assert str(caught.value) == f"unknown in a retention: 7: use {', '.join(EVERYTHING)}"
+    with pytest.raises(InvalidArgument, match="unknown in a retention: 'ttl': did you mean 'ttl_days'"):
+        Retention.of({"ttl": 5, "max_messages": 5})
     with pytest.raises(InvalidArgument, match="a Retention or a dict, not int"):
         Retention.of(30)  # type: ignore[arg-type]
 

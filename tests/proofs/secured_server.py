@@ -161,9 +161,9 @@ def create_session(store: Store, name: str, user: str | None, *, alone: bool = F
     run = session.run(f"hello {mark}").run_id
     if alone:
         return SessionIds(id=name, fact_id=fact.id, run_id=run, call_id="", seq=seq)
-    session.set_state("shared", make_canary(store.tenant, SHARED), "app")
+    session.set_state("shared", make_canary(store.tenant, SHARED), scope="app")
     if user is not None:
-        session.set_state("note", mark, "user")
+        session.set_state("note", mark, scope="user")
     Memory(store=store).store("note", f"memory {mark}", user_id=user)
     waiting = session.run("spend a little")
     return SessionIds(id=name, fact_id=fact.id, run_id=run, call_id=waiting.pending[0].call_id, seq=seq)

@@ -50,6 +50,37 @@ def test_state_in_four_scopes(store: Store) -> None:
     assert store.list_sessions() == [session.id, other.id]
 
 
+def test_the_second_argument_of_get_state_is_the_default_and_scope_is_named(store: Store) -> None:
+    session = Session(store=store, user_id="alice")
+    head = session.head
+    assert (session.get_state("n", 0), session.get_state("n", "user"), session.get_state("n", 5, scope="user")) == (
+        *(0, "user"),
+        5,
+    )
+    for wrong in (
+        lambda: session.get_state("n", None, "user"),  # type: ignore[misc]
+        lambda: session.set_state("n", 1, "user"),  # type: ignore[misc]
+        lambda: session.put_state("n", 1, "user"),  # type: ignore[misc]
+        lambda: session.delete_state("n", "user"),  # type: ignore[misc]
+        lambda: session.update_state("n", lambda n: n, "user"),  # type: ignore[misc]
+    ):
+        with pytest.raises(TypeError, match="positional argument"):
+            wrong()
+    assert session.head == head
+
+
+def test_a_tool_reads_state_with_a_default(store: Store) -> None:
+    @tool
+    def look(ctx: ToolContext) -> str:
+        ctx.state.set("seen", 1, scope="user")
+        return f"{ctx.state.get('absent', 'nothing')} {ctx.state.get('seen', 0, scope='user')}"
+
+    agent = Agent(provider="scripted", script=[call("look"), "done"], tools=[look])
+    session = agent.session(store=store, user_id="alice")
+    session.run("look")
+    assert session.messages[2].text == "nothing 1"
+
+
 def test_update_state_is_atomic(store: Store) -> None:
     sessions = [Session(store=store, user_id="alice") for _ in range(4)]
 

@@ -85,7 +85,7 @@ def _run_body(
     self: Remote, method: str, message: Question, shape: OutputShape | None, options: RemoteCallOptions
 ) -> dict[str, Any]:
     """The JSON body of a question. Raises TypeError for an unknown option."""
-    refuse_unknown_options(method, options, RemoteCallOptions)
+    refuse_unknown_options("RemoteSession", method, options, RemoteCallOptions)
     metadata = options.get("metadata")
     return self._body_with_agent(
         options.get("agent"),

@@ -14,7 +14,7 @@ from holdfast.log.identifiers import check_name
 from holdfast.session.state import SCOPES
 
 
-def set_state(self: Remote, name: str, value: Any, scope: str = "session") -> Flow[None]:  # noqa: ANN401 - any JSON
+def set_state(self: Remote, name: str, value: Any, *, scope: str = "session") -> Flow[None]:  # noqa: ANN401 - any JSON
     """Give a name a value; durable before this returns, unless the scope is temp."""
     if _is_temp(name, scope):
         codec.encode(value)
@@ -23,7 +23,7 @@ def set_state(self: Remote, name: str, value: Any, scope: str = "session") -> Fl
     yield put(self._path("state", name), {"value": value, "scope": scope})
 
 
-def get_state(self: Remote, name: str, scope: str = "session", default: Any = None) -> Flow[Any]:  # noqa: ANN401
+def get_state(self: Remote, name: str, default: Any = None, *, scope: str = "session") -> Flow[Any]:  # noqa: ANN401
     """The value of a name now, set by any process."""
     if _is_temp(name, scope):
         return copy.deepcopy(self._temp.get(name, default))
@@ -31,7 +31,7 @@ def get_state(self: Remote, name: str, scope: str = "session", default: Any = No
     return found["value"] if found["found"] else default
 
 
-def delete_state(self: Remote, name: str, scope: str = "session") -> Flow[bool]:
+def delete_state(self: Remote, name: str, *, scope: str = "session") -> Flow[bool]:
     """Remove a name; False if it had no value."""
     if _is_temp(name, scope):
         return self._temp.pop(name, self) is not self
@@ -39,7 +39,7 @@ def delete_state(self: Remote, name: str, scope: str = "session") -> Flow[bool]:
     return gone
 
 
-def update_state(self: Remote, name: str, change: Callable[[Any], Any], scope: str = "session") -> Flow[Any]:
+def update_state(self: Remote, name: str, change: Callable[[Any], Any], *, scope: str = "session") -> Flow[Any]:
     """Replace a value by a function of it, atomically across threads and processes; returns the new value.
 
     `change` is called again if another process wrote first, so it should do nothing but compute.
@@ -48,7 +48,7 @@ def update_state(self: Remote, name: str, change: Callable[[Any], Any], scope: s
     if not callable(change):
         raise InvalidArgument("update_state takes a function of the old value: update_state(name, lambda n: n + 1)")
     if is_temp:
-        yield from set_state(self, name, change(copy.deepcopy(self._temp.get(name))), "temp")
+        yield from set_state(self, name, change(copy.deepcopy(self._temp.get(name))), scope="temp")
         return copy.deepcopy(self._temp[name])
     while True:
         found = yield get(self._path("state", name), scope=scope)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.agent_base import BaseAgent
 from holdfast.errors import InvalidArgument
+from holdfast.log.arguments import suggest_keywords
 from holdfast.plan import Plan, first_agent
 from holdfast.stores.base import SessionStore, Store
 from holdfast.stores.urls import open_store
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 class Flow(BaseAgent):
     """Agents that answer together."""
 
+    def __new__(cls, *agents: Any, **_: Any) -> Self:  # noqa: ANN401 - as the class has them
+        """Refuse agents that are not in a list, in the words of every flow."""
+        if len(agents) > 1:
+            raise TypeError(f"{cls.__name__} takes its agents as one list: {cls.__name__}([first, second])")
+        return super().__new__(cls)
+
+    @suggest_keywords
     def __init__(
         self,
         sub_agents: Sequence[BaseAgent],

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import AuthenticationFailed, InvalidArgument
+from holdfast.log.arguments import looks_like, unexpected_keyword
 from holdfast.models.endpoint import Codec, Dialect, Endpoint
 
 if TYPE_CHECKING:
@@ -171,6 +172,9 @@ class LanguageModel:
         connection = {name: options.pop(name) for name in _CONNECTION if options.get(name) is not None}
         self._connection = {"clock": clock, **connection}
         self._defaults = {name: options.pop(name) for name in _DEFAULTS if name in options}
+        for name in options:  # the provider may know it, unless it is one of ours misspelt
+            if looks_like(name, _OPTIONS):
+                raise unexpected_keyword("LanguageModel", name, _OPTIONS)
         self._options = {name: value for name, value in options.items() if value is not None}
         self._provider_and_model: tuple[str, str] | None = None
         self._local_model: Model | None = None
@@ -304,6 +308,7 @@ class LanguageModel:
 _LOCAL = ("echo", "scripted")
 _CONNECTION = ("timeout", "max_retries", "max_seconds", "max_wait", "max_bytes")
 _DEFAULTS = ("temperature", "max_tokens", "stop", "tool_choice")
+_OPTIONS = ("provider", "model", "api_key", "base_url", "headers", "context_window", *_CONNECTION, *_DEFAULTS)
 
 
 def _fits_header(text: str) -> bool:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from holdfast.errors import BudgetExceeded, InvalidArgument
+from holdfast.log.arguments import suggest_keywords, suggest_name
 
 MILLION = 1_000_000
 
 
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Limits for a whole session; what is not given is not limited.
@@ -48,9 +50,10 @@ class Budget:
             return value
         if not isinstance(value, Mapping):
             raise InvalidArgument(f"budget= is a Budget or a dict, not {type(value).__name__}")
-        unknown = set(value) - {each.name for each in fields(cls)}
-        if unknown:
-            raise InvalidArgument(f"unknown in a budget: {', '.join(sorted(map(str, unknown)))}")
+        known = [each.name for each in fields(cls)]
+        for name in value:
+            if name not in known:
+                raise InvalidArgument(f"unknown in a budget: {name!r}: {suggest_name(name, known)}")
         return cls(**value)
 
     def cost_of(self, usage: Mapping[str, int]) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from holdfast.errors import InvalidArgument
+from holdfast.log.arguments import suggest_keywords, suggest_name
 from holdfast.log.times import FOREVER, days_to_microseconds
 
 BUSY_DELAY = 60_000_000  # time after which the sweep returns to a session that is running
@@ -20,6 +21,7 @@ _KEEP_LAST = re.compile(r"keep_last_([1-9][0-9]{0,17})")
 _STRATEGIES = ("sliding_window", "token_budget", "summarize_old", "keep_important")
 
 
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
     """How long a session is kept, and in what form; what is not given is kept for ever, whole.
@@ -80,9 +82,9 @@ class Retention:
         if not isinstance(value, Mapping):
             raise InvalidArgument(f"retention= is a Retention or a dict, not {type(value).__name__}")
         known = [each.name for each in fields(cls)]
-        unknown = sorted(str(name) for name in value if name not in known)
-        if unknown:
-            raise InvalidArgument(f"unknown in a retention: {', '.join(unknown)}; use {', '.join(known)}")
+        for name in value:
+            if name not in known:
+                raise InvalidArgument(f"unknown in a retention: {name!r}: {suggest_name(name, known)}")
         return cls(**value)
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,5 +36,5 @@ class TurnSession(Protocol):
     def prune_if_due(self) -> None:
         """Prune the session if its retention asks for it."""
 
-    def get_state(self, name: str, scope: str = "session", default: Any = None) -> Any: ...  # noqa: ANN401 - JSON
-    def set_state(self, name: str, value: Any, scope: str = "session") -> None: ...  # noqa: ANN401 - JSON
+    def get_state(self, name: str, default: Any = None, *, scope: str = "session") -> Any: ...  # noqa: ANN401 - JSON
+    def set_state(self, name: str, value: Any, *, scope: str = "session") -> None: ...  # noqa: ANN401 - JSON

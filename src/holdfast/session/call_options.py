@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from holdfast.log.arguments import unexpected_keyword
+
 
 class CallOptions(TypedDict, total=False):
     """The options of `run`, `stream` and `json`, in the library and in the client."""
@@ -18,11 +20,14 @@ class CallOptions(TypedDict, total=False):
     timeout: float | None  # seconds to wait for other turns of this session
 
 
-def refuse_unknown_options(method: str, options: Mapping[str, Any], kind: type) -> None:
+def refuse_unknown_options(owner: str, method: str, options: Mapping[str, Any], kind: type) -> None:
     """Raise TypeError, as Python does, for a keyword argument that the options do not have."""
     for name in options:
         if name not in kind.__annotations__:
-            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+            if name == "schema":
+                raise TypeError(f"{owner}.{method}() takes no schema: ask with {owner}.json(message, schema=...)")
+            known = [*kind.__annotations__, *([] if method.startswith("run") else ["schema"])]
+            raise unexpected_keyword(f"{owner}.{method}", name, known)
 
 
 def model_options(options: CallOptions) -> dict[str, Any]:

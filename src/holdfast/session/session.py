@@ -18,7 +18,7 @@ from holdfast.errors import (
     SessionMismatch,
 )
 from holdfast.log import codec
-from holdfast.log.arguments import check_limit, merge_state
+from holdfast.log.arguments import check_limit, merge_state, suggest_keywords
 from holdfast.log.events import Draft, Event
 from holdfast.log.identifiers import check_id, check_name, check_owner
 from holdfast.log.messages import Message
@@ -76,6 +76,7 @@ class Session(
         session.add_message(Message.user("My name is Alice"))
     """
 
+    @suggest_keywords
     def __init__(
         self,
         id: str | None = None,
@@ -469,6 +470,19 @@ class Session(
     pause_async = twin(pause)
     reopen_async = twin(reopen)
     verify_async = twin(ExportMethods.verify)
+
+
+def _name_methods_after(owner: type) -> None:
+    """Let errors and warnings of Python name the methods of a class as its users do: `Session.run()`, not the base
+    class that defines it."""
+    for base in owner.__mro__[1:-1]:
+        for method in vars(base).values():
+            function = getattr(method, "__func__", method)
+            if hasattr(function, "__code__"):
+                function.__qualname__ = f"{owner.__name__}.{function.__name__}"
+
+
+_name_methods_after(Session)
 
 
 def _parse_since(since: object) -> int:

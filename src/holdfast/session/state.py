@@ -31,7 +31,7 @@ class StateMethods:
     log: Log
     cache: SessionCache
 
-    def set_state(self, name: str, value: Any, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
+    def set_state(self, name: str, value: Any, *, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
         """Set the value of a name. It is durable when this returns, unless the scope is temp."""
         check_name(name, "a state name")
         if self._is_temp(scope):
@@ -42,7 +42,7 @@ class StateMethods:
 
     put_state = set_state
 
-    def get_state(self, name: str, scope: str = "session", default: Any = None) -> Any:  # noqa: ANN401 - any JSON
+    def get_state(self, name: str, default: Any = None, *, scope: str = "session") -> Any:  # noqa: ANN401 - any JSON
         """Return the current value of a name, also if another process set it; `default` if it has none."""
         check_name(name, "a state name")
         if self._is_temp(scope):
@@ -50,7 +50,7 @@ class StateMethods:
         log = self._scope_log(scope)
         return default if log is None else self.store.value(log, "state/" + name, default)
 
-    def delete_state(self, name: str, scope: str = "session") -> bool:
+    def delete_state(self, name: str, *, scope: str = "session") -> bool:
         """Remove a name. Returns False if it had no value."""
         check_name(name, "a state name")
         if self._is_temp(scope):
@@ -61,7 +61,7 @@ class StateMethods:
         self._append_state(scope, [Draft(type="state.deleted", data={"name": name})])
         return True
 
-    def update_state(self, name: str, change: Callable[[Any], Any], scope: str = "session") -> Any:  # noqa: ANN401
+    def update_state(self, name: str, change: Callable[[Any], Any], *, scope: str = "session") -> Any:  # noqa: ANN401
         """Replace a value by `change(value)`, atomically across threads and processes, and return the new value.
 
         If another writer is first, `change` is called again with the new value, so it should have no side effects.

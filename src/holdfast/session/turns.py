@@ -74,8 +74,8 @@ class TurnMethods:
         def _change_status(self, type: str, reason: str | None, actor: str | None) -> None: ...
         def _change_fields(self, fields: dict[str, Any]) -> None: ...
         def prune_if_due(self) -> None: ...
-        def get_state(self, name: str, scope: str = "session", default: Any = None) -> Any: ...  # noqa: ANN401
-        def set_state(self, name: str, value: Any, scope: str = "session") -> None: ...  # noqa: ANN401
+        def get_state(self, name: str, default: Any = None, *, scope: str = "session") -> Any: ...  # noqa: ANN401
+        def set_state(self, name: str, value: Any, *, scope: str = "session") -> None: ...  # noqa: ANN401
         def fork(self, session_id: str | None = None, at: int | None = None) -> Self: ...
 
     def _init_caches(self) -> None:
@@ -190,7 +190,7 @@ class TurnMethods:
         needs_schema: bool = False,
     ) -> TurnStart:
         """Check every argument, and return the start of a turn that answers `message`."""
-        refuse_unknown_options(method, options, CallOptions)
+        refuse_unknown_options("Session", method, options, CallOptions)
         shape = _output_shape(schema) if needs_schema or schema is not None else None
         question, metadata = Message.of(message), options.get("metadata")
 

@@ -144,6 +144,11 @@ class Store(SessionStore, KeyValues, ABC):
     @abstractmethod
     def close(self) -> None: ...
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called: every operation raises StoreClosed then."""
+        return False
+
     # -- sessions as documents: the four methods ---------------------------------------------------------------------
 
     def save(self, session_id: str, data: dict[str, Any]) -> None:

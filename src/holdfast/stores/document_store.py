@@ -192,14 +192,19 @@ class DocumentStore(MemoryStore):
 
     def _load_all(self) -> None:
         prefix = self._document_id("session", "") if self.tenant else ""
-        for name in self.documents.list_sessions():
+        for name in self._list_documents():
             if name.startswith(prefix) and (self.tenant or not name.startswith(HIDDEN_PREFIX)):
                 self.find("session", name.removeprefix(prefix))
+
+    def _list_documents(self) -> list[str]:
+        with self._memory.lock:  # which refuses a store that was closed
+            pass
+        return self.documents.list_sessions()
 
     def list_sessions(self) -> list[str]:
         if self.tenant:
             return super().list_sessions()
-        return [name for name in self.documents.list_sessions() if not name.startswith(HIDDEN_PREFIX)]
+        return [name for name in self._list_documents() if not name.startswith(HIDDEN_PREFIX)]
 
 
 def _copy_log(kept: LogInMemory) -> LogInMemory:

@@ -27,7 +27,7 @@ from holdfast.stores.base import Fork, Log, TenantLog
 from holdfast.stores.erasure import INVALIDATING_TYPES, ErasurePlan, draft_notices
 from holdfast.stores.key_values import MemoryKeyValues
 from holdfast.stores.lease import Claim, Lease
-from holdfast.stores.memory_reads import LogInMemory, MemoryReads, SharedLogs
+from holdfast.stores.memory_reads import ClosedLock, LogInMemory, MemoryReads, SharedLogs
 from holdfast.stores.rows import new_log, replay_rows
 
 
@@ -39,7 +39,12 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
         self._memory = SharedLogs()
 
     def close(self) -> None:
-        """Nothing to close: what is here goes with the object."""
+        """Refuse all further operations, as the other stores do. What is here goes with the object."""
+        self._memory.lock = ClosedLock()
+
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self._memory.lock, ClosedLock)
 
     # -- the write primitive ---------------------------------------------------------------------------------------
 

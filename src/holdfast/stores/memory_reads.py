@@ -6,9 +6,10 @@ import copy
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
 
-from holdfast.errors import InvalidArgument, SessionNotFound
+from holdfast.errors import InvalidArgument, SessionNotFound, StoreClosed
 from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Row
 from holdfast.log.view import decode_view
 from holdfast.stores.append import Head, IdempotencyRecord, RetentionRow
@@ -35,11 +36,21 @@ class LogInMemory:
         self.due: int | None = None  # time of the next sweep
 
 
+class ClosedLock:
+    """The lock of a closed store. Each operation takes the lock first, so each one is refused."""
+
+    def __enter__(self) -> NoReturn:
+        raise StoreClosed("this store was closed: open a new one")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class SharedLogs:
     """The logs and values that the store objects of all tenants share."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[object] = threading.RLock()
         self.logs: dict[int, LogInMemory] = {}
         self.names: dict[tuple[str, str, str], int] = {}
         self.last_number = 0

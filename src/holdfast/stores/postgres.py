@@ -112,6 +112,10 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     def close(self) -> None:
         self.server.close()
 
+    @property
+    def is_closed(self) -> bool:
+        return self.server.closed
+
     # -- the database's own way --------------------------------------------------------------------------------------
 
     def _fetch_one(self, query: str, values: tuple[Any, ...] = ()) -> Any:  # noqa: ANN401 - a row, or None

@@ -8,6 +8,8 @@ get lost although the COMMIT did not.
 from __future__ import annotations
 
 import os
+import re
+import select
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -62,6 +64,17 @@ TRANSIENT_ERRORS = (
     pg.TooManyConnections,
 )
 
+# SQLSTATE of a server that answers and refuses this user, password or database: trying again does not help.
+REFUSALS = {
+    "3D000": "create the database, or correct its name in the connection string",
+    "28000": "correct the user in the connection string, or let this user in (pg_hba.conf)",
+    "28P01": "correct the user or the password in the connection string",
+    "42501": "let this user connect to the database (GRANT CONNECT), or name another one",
+    "55000": "let the database take connections, or name another one in the connection string",
+}
+_SQLSTATE = re.compile(rb'ErrorResponse\t.* C "([0-9A-Z]{5})"')
+NO_PASSWORD = "28P01"
+
 _inherited: list[object] = []  # connections of a parent process: never used, never closed
 _servers: weakref.WeakSet[PostgresServer] = weakref.WeakSet()
 
@@ -79,7 +92,7 @@ class PostgresServer:
 
     def __init__(self, dsn: str, *, connections: int, patience: float, clock: Clock) -> None:
         self.dsn, self.connections, self.patience, self.clock = dsn, connections, patience, clock
-        self.closed = False
+        self.closed = self._has_connected = False
         self._reset_pool()
         _servers.add(self)
         # A client that is stopped inside a transaction must not hold everybody else for ever.
@@ -123,6 +136,7 @@ class PostgresServer:
                 db = self._idle.pop()
             except IndexError:
                 db = psycopg.connect(self._conninfo, autocommit=True)
+                self._has_connected = True
             try:
                 yield db
             except AgentError:  # refused by us: the connection is as good as before
@@ -154,6 +168,8 @@ class PostgresServer:
                     isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
                 )
                 tries += 1
+                if not self._has_connected and tries == 1:  # once: a wrong name is there from the beginning
+                    self._raise_refusal(error)
                 # A server that came back leaves a pool of dead connections: those are tried without a pause.
                 if not passing or (self.clock.monotonic() > deadline and tries > self.connections):
                     raise self._translate(error) from error
@@ -190,6 +206,16 @@ class PostgresServer:
             db.execute(CREATE_MIGRATIONS)
             migrate("postgres", dict(db.execute(MIGRATIONS).fetchall()), apply)
 
+    def _raise_refusal(self, error: psycopg.Error) -> None:
+        """Raise StoreUnavailable if the server answers and does not let this process in."""
+        is_password_missing = error.pgconn is not None and error.pgconn.needs_password
+        code = NO_PASSWORD if is_password_missing else find_refusal(self._conninfo, self.patience)
+        if code in REFUSALS:
+            reason = _first_line(error).rpartition("failed: ")[2]
+            raise StoreUnavailable(
+                f"the PostgreSQL server refuses this connection: {reason}; {REFUSALS[code]}"
+            ) from error
+
     def _translate(self, error: psycopg.Error) -> StoreError:
         if isinstance(error, pg.DiskFull | pg.InsufficientResources):
             return StoreFull("the PostgreSQL server has no space left: nothing was written; free some and try again")
@@ -209,6 +235,36 @@ class PostgresServer:
         self.closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+def find_refusal(conninfo: str, seconds: float) -> str | None:
+    """Connect once more, and return the SQLSTATE with which the server refuses; None if it does not answer, or lets us
+    in.
+
+    The errors of psycopg about a connection have no SQLSTATE, and their text is in the language of the server. The
+    trace of libpq has it. The trace goes through a pipe and is dropped here: it holds what proves the password.
+    """
+    reader, writer = os.pipe()
+    connection = psycopg.pq.PGconn.connect_start(conninfo.encode())
+    polling = psycopg.pq.PollingStatus
+    try:
+        connection.trace(writer)
+        state = polling.WRITING
+        while state in (polling.READING, polling.WRITING):
+            readers, writers = ([connection.socket], []) if state == polling.READING else ([], [connection.socket])
+            if not any(select.select(readers, writers, [], seconds)):
+                break
+            state = polling(connection.connect_poll())
+        connection.untrace()
+        os.set_blocking(reader, False)
+        found = _SQLSTATE.findall(os.read(reader, 1 << 16))
+        return found[-1].decode() if found else None
+    except (psycopg.Error, OSError):  # no trace on this system, or nothing in it
+        return None
+    finally:
+        connection.finish()
+        os.close(reader)
+        os.close(writer)
 
 
 def _first_line(error: psycopg.Error) -> str:

@@ -92,6 +92,10 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
     def close(self) -> None:
         self.file.close()
 
+    @property
+    def is_closed(self) -> bool:
+        return self.file.closed
+
     def backup(self, path: str | Path) -> None:
         """Copy the database to a new file while it is being written, through SQLite's own backup."""
 

@@ -119,6 +119,7 @@ class SQLiteFile:
         check_version(apsw.sqlite_lib_version())
         if synchronous not in SYNCHRONOUS:
             raise InvalidArgument(f"synchronous={synchronous!r}: use 'FULL' (durable) or 'NORMAL' (may lose the last)")
+        _refuse_url(str(path))
         self.path = os.path.abspath(path)
         self.synchronous, self.busy_seconds, self.vfs = synchronous, busy_seconds, vfs
         self.closed = False
@@ -392,6 +393,8 @@ class SQLiteFile:
             return StoreFull(f"no space left for {path}: nothing was written; free some space and try again")
         if isinstance(error, (apsw.ReadOnlyError, apsw.PermissionsError)):
             return StoreReadOnly(f"{path} cannot be written: check the permissions of the file and of its folder")
+        if isinstance(error, apsw.CantOpenError) and os.path.isdir(path):
+            return StoreReadOnly(f"{path} is a directory: name a file in it, as in SQLiteStore('{path}/sessions.db')")
         if isinstance(error, apsw.CantOpenError):
             return StoreReadOnly(f"{path} cannot be opened: does its folder exist, and may this user write there?")
         if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
@@ -438,6 +441,17 @@ def fetch_one(db: Connection, query: str, values: tuple[Any, ...] = ()) -> tuple
 def fetch_all(db: Connection, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every row of a query."""
     return db.execute(query, values).fetchall()
+
+
+def _refuse_url(path: str) -> None:
+    scheme, is_url, rest = path.partition("://")
+    if is_url and scheme in ("sqlite", "file"):
+        file = rest.removeprefix("/")
+        raise InvalidArgument(f"{path!r} is a URL: write SQLiteStore({file!r}), or store='sqlite:///{file}'")
+    if is_url:  # not quoted: it may hold a password
+        raise InvalidArgument(
+            f"SQLiteStore takes the path of a file, not a URL with {scheme!r}: give the URL as store="
+        )
 
 
 def check_version(version: str) -> None:

@@ -10,6 +10,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.stores.base import SessionStore, Store
 
 _REQUIRED_METHODS = ("save", "load", "delete", "list_sessions")
+_EXAMPLES = {"SQLiteStore": "SQLiteStore('sessions.db')", "PostgresStore": "PostgresStore('postgresql://host/name')"}
 _lock = threading.Lock()
 _by_url: dict[str, Store] = {}  # one store per URL and process, so that all its sessions share a writer
 _adapters: dict[int, Store] = {}  # by identity; the adapter keeps its object alive, so an id is never used twice
@@ -23,6 +24,11 @@ def open_store(store: Store | SessionStore | str | None) -> Store:
         store = os.environ.get("HOLDFAST_STORE") or "memory:"
     if isinstance(store, str):
         return _store_for_url(store)
+    if isinstance(store, type):
+        name = store.__name__
+        raise InvalidArgument(
+            f"store={name} is a class: pass an object of it, such as {_EXAMPLES.get(name, f'{name}(...)')}"
+        )
     missing = [name for name in _REQUIRED_METHODS if not callable(getattr(store, name, None))]
     if missing:
         raise InvalidArgument(
@@ -32,9 +38,10 @@ def open_store(store: Store | SessionStore | str | None) -> Store:
     from holdfast.stores.document_store import DocumentStore
 
     with _lock:
-        if id(store) not in _adapters:
-            _adapters[id(store)] = DocumentStore(store)
-        return _adapters[id(store)]
+        found = _adapters.get(id(store))
+        if found is None or found.is_closed:
+            found = _adapters[id(store)] = DocumentStore(store)
+        return found
 
 
 @atexit.register
@@ -47,7 +54,7 @@ def _close_all() -> None:
 def _store_for_url(url: str) -> Store:
     with _lock:
         found = _by_url.get(url)
-        if found is None or getattr(getattr(found, "file", None), "closed", False):
+        if found is None or found.is_closed:
             found = _by_url[url] = _open_url(url)
         return found
 

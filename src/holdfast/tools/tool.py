@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from holdfast.errors import BadArguments, InvalidTool, NotJSON, ToolError
 from holdfast.log import codec
+from holdfast.log.arguments import suggest_keywords
 from holdfast.schema.signature import Signature, describe_problems, is_unbound, read_signature
 
 __all__ = [
@@ -206,6 +207,7 @@ def tool(
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
+@suggest_keywords
 def tool(
     function: Callable[..., Any] | None = None,
     /,

@@ -16,10 +16,10 @@ class TurnState:
     def __init__(self, runtime: TurnRuntime) -> None:
         self._turn = runtime
 
-    def get(self, name: str, default: Any = None, scope: str = "session") -> Any:  # noqa: ANN401 - any JSON
-        return self._turn.session.get_state(name, scope=scope, default=default)
+    def get(self, name: str, default: Any = None, *, scope: str = "session") -> Any:  # noqa: ANN401 - any JSON
+        return self._turn.session.get_state(name, default, scope=scope)
 
-    def set(self, name: str, value: Any, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
+    def set(self, name: str, value: Any, *, scope: str = "session") -> None:  # noqa: ANN401 - any JSON
         runtime = self._turn
         runtime.check_open()
         if scope == "session":

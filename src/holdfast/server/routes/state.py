@@ -75,7 +75,7 @@ def set_state_value(
     session = caller.open_session(session_id)
     _check_app_write(caller, chosen)
     if body.expected is None:
-        session.set_state(name, body.value, chosen)
+        session.set_state(name, body.value, scope=chosen)
     else:
         _compare_and_set(session, check_name(name, "a state name"), chosen, body.value, body.expected)
     server.feed.notify_append(session.log)
@@ -98,7 +98,7 @@ def delete_state_value(
     """Remove a name; false if it had no value."""
     session = caller.open_session(session_id)
     _check_app_write(caller, scope)
-    deleted = session.delete_state(name, scope)
+    deleted = session.delete_state(name, scope=scope)
     server.feed.notify_append(session.log)
     return json_response({"deleted": deleted})
 
@@ -133,4 +133,4 @@ def _compare_and_set(session: Session, name: str, scope: str, value: Any, expect
             raise Conflict(session.id, expected=head, head=head, name=name)
         return value
 
-    session.update_state(name, check_expected, scope)
+    session.update_state(name, check_expected, scope=scope)
