@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.concurrency import twin
 from holdfast.errors import (
     InvalidArgument,
-    LifecycleError,
-    LimitExceeded,
     SessionExists,
     SessionMismatch,
 )
-from holdfast.log import codec
 from holdfast.log.arguments import check_limit, merge_state, suggest_keywords
 from holdfast.log.events import Draft, Event
-from holdfast.log.identifiers import check_id, check_name, check_owner
+from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.messages import Message
 from holdfast.log.times import to_datetime
 from holdfast.log.view import MOVES, View, decode_view
@@ -31,7 +28,9 @@ from holdfast.session.compliance import ComplianceMethods
 from holdfast.session.context import ContextMethods
 from holdfast.session.export import ExportMethods
 from holdfast.session.facts import Facts
+from holdfast.session.fields import FieldMethods
 from holdfast.session.history import HistoryMethods
+from holdfast.session.lifecycle import LifecycleMethods
 from holdfast.session.pruning import PruningMethods
 from holdfast.session.recovery import RecoveryMethods
 from holdfast.session.state import StateMethods
@@ -58,6 +57,8 @@ class Comparison:
 
 
 class Session(
+    FieldMethods,
+    LifecycleMethods,
     HistoryMethods,
     StateMethods,
     ExportMethods,
@@ -172,34 +173,6 @@ class Session(
             )
         self.store.append(log, first, expected=head.head)
 
-    def _build_fields(
-        self,
-        *,
-        system: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        title: str | None = None,
-        work_dir: str | Path | None = None,
-    ) -> dict[str, Any]:
-        """Check the given fields and return them as the data of an event. Raises LimitExceeded if one is too large."""
-        limits = self.store.limits
-        fields: dict[str, Any] = {}
-        if system is not None:
-            codec.text_bytes(system, "system", limits.text)
-            fields["system"] = system
-        if title is not None:
-            codec.text_bytes(title, "title", limits.text)
-            fields["title"] = title
-        if work_dir is not None:
-            fields["work_dir"] = str(work_dir)
-        if metadata is not None:
-            if not isinstance(metadata, Mapping):
-                raise InvalidArgument(f"metadata is a dict, not {type(metadata).__name__}")
-            fields["metadata"] = dict(metadata)
-            size = len(codec.encode(fields["metadata"]))
-            if size > limits.metadata:
-                raise LimitExceeded("metadata", size=size, limit=limits.metadata, hint="keep large things in state")
-        return fields
-
     @classmethod
     def on_log(cls, store: Store, log: Log, agent: BaseAgent | None = None) -> Self:
         """Return a session object for a log that exists; reads nothing."""
@@ -265,66 +238,9 @@ class Session(
         return to_datetime(self.store.info(self.log).updated_at)
 
     @property
-    def status(self) -> str:
-        """open, active, waiting, paused, closed or archived."""
-        return self._view().status
-
-    @property
     def head(self) -> int:
         """The number of the last event."""
         return self.store.head(self.log).head
-
-    @property
-    def system(self) -> str | None:
-        """The system prompt of the session. Set it for the turns that follow; None removes it."""
-        found: str | None = self.store.value(self.log, "system")
-        return found
-
-    @system.setter
-    def system(self, value: str | None) -> None:
-        self._change_fields({"system": None} if value is None else self._build_fields(system=value))
-
-    @property
-    def title(self) -> str | None:
-        return self.store.info(self.log).title
-
-    @title.setter
-    def title(self, value: str | None) -> None:
-        self._change_fields({"title": None} if value is None else self._build_fields(title=value))
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        return self.store.info(self.log).metadata
-
-    @metadata.setter
-    def metadata(self, value: Mapping[str, Any]) -> None:
-        self._change_fields(self._build_fields(metadata={} if value is None else value))
-
-    @property
-    def work_dir(self) -> Path | None:
-        """The folder of the file tools. Set it for the turns that follow; None removes it."""
-        found = self.store.info(self.log).work_dir
-        return None if found is None else Path(found)
-
-    @work_dir.setter
-    def work_dir(self, value: str | Path | None) -> None:
-        self._change_fields({"work_dir": None} if value is None else self._build_fields(work_dir=value))
-
-    def _change_fields(self, fields: dict[str, Any]) -> None:
-        self.store.append(self.log, [Draft(type="session.changed", data=fields)])
-
-    @property
-    def active_agent(self) -> str | None:
-        """The name of the agent that has the conversation: by a handoff, or because a router stays with it.
-
-        Set it to give the conversation to another agent; with None, the next turn begins with `agent=` again.
-        """
-        return self._view().active
-
-    @active_agent.setter
-    def active_agent(self, name: str | None) -> None:
-        agent = None if name is None else check_name(name, "the name of an agent")
-        self.store.append(self.log, [Draft(type="agent.assigned", data={"agent": agent})])
 
     @property
     def facts(self) -> Facts:
@@ -335,13 +251,6 @@ class Session(
 
     def _view(self) -> View:
         return decode_view(self.store.head(self.log).view)
-
-    def _fields_at(self, at: int, is_now: bool) -> dict[str, Any]:
-        """Return title, metadata and work_dir as they were after event `at`; the session list has the current ones."""
-        if is_now:
-            info = self.store.info(self.log)
-            return {"title": info.title, "metadata": info.metadata, "work_dir": info.work_dir}
-        return {name: self.store.value(self.log, name, at=at) for name in ("title", "metadata", "work_dir")}
 
     # -- forks -----------------------------------------------------------------------------------------------------
 
@@ -391,37 +300,6 @@ class Session(
             common += 1
         return Comparison(common=mine[:common], mine=mine[common:], theirs=theirs[common:])
 
-    # -- lifecycle -------------------------------------------------------------------------------------------------
-
-    def pause(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        """Pause the session until `resume`."""
-        self._change_status("session.paused", reason, actor)
-
-    def close(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        """Close the session and drop temp state. The session stays readable, and `reopen` opens it again.
-
-        Closing a closed session changes nothing.
-        """
-        try:
-            self._change_status("session.closed", reason, actor)
-        except LifecycleError as error:
-            if error.session_status != "closed":
-                raise
-        self.cache.temp.clear()
-
-    def archive(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        """Archive the session. It stays readable, and `reopen` opens it again."""
-        self._change_status("session.archived", reason, actor)
-
-    def reopen(self, reason: str | None = None, *, actor: str | None = None) -> None:
-        """Open a closed or archived session again."""
-        self._change_status("session.reopened", reason, actor)
-
-    def _change_status(self, type: str, reason: str | None, actor: str | None) -> None:
-        # The fold inside the append decides whether the change is legal, so no process can change the status first.
-        data = {} if reason is None else {"reason": check_name(reason, "a reason", self.store.limits.metadata)}
-        self.store.append(self.log, [Draft(type=type, data=data, actor=actor)])
-
     # -- the log ---------------------------------------------------------------------------------------------------
 
     def events(
@@ -463,12 +341,8 @@ class Session(
 
     # -- awaitable methods -----------------------------------------------------------------------------------------
 
-    archive_async = twin(archive)
-    close_async = twin(close)
     events_async = twin(events)
     export_async = twin(ExportMethods.export)
-    pause_async = twin(pause)
-    reopen_async = twin(reopen)
     verify_async = twin(ExportMethods.verify)
 
 
