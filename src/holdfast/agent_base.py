@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError, InvalidArgument, TurnCancelled
 from holdfast.log.identifiers import session_of_call
 from holdfast.log.messages import Message
@@ -43,6 +44,10 @@ class BaseAgent(ABC):
     def session(self, session_id: str | None = None, **options: Any) -> Session:  # noqa: ANN401 - those of Session
         """Open the session with this id, or create it, with this agent. Takes the options of `Session`."""
         return Session(session_id, agent=self, **options)
+
+    async def session_async(self, session_id: str | None = None, **options: Any) -> Session:  # noqa: ANN401
+        """Do as `session`, without blocking the event loop."""
+        return await off_thread(self.session, session_id, **options)
 
     def default_session(self) -> Session:
         """Return the session of `run`, `stream` and `json`: the agent's own, else a new one in memory."""

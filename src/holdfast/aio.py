@@ -67,6 +67,7 @@ class Session(_Session):
     reopen = _Session.reopen_async  # type: ignore[assignment]
     replay = _Session.replay_async  # type: ignore[assignment]
     resume = _Session.resume_async  # type: ignore[assignment]
+    retry = _Session.retry_async  # type: ignore[assignment]
     run = _Session.run_async  # type: ignore[assignment]
     search = _Session.search_async  # type: ignore[assignment]
     send_message = _Session.send_message_async  # type: ignore[assignment]

@@ -40,6 +40,22 @@ def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], 
     return call_async  # type: ignore[return-value]
 
 
+def class_twin(method: Any) -> Any:  # noqa: ANN401 - a classmethod object, which has no type of its own
+    """The awaited twin of a class method: `open_async = class_twin(open)`."""
+    return classmethod(twin(method.__func__))
+
+
+def property_twin(name: str) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    """The awaited twin of a property: `status_async = property_twin("status")`."""
+
+    async def read_async(self: Any) -> Any:  # noqa: ANN401 - the value of the property
+        return await off_thread(getattr, self, name)
+
+    read_async.__name__ = read_async.__qualname__ = f"{name}_async"
+    read_async.__doc__ = f"Read `{name}` without blocking the event loop."
+    return read_async
+
+
 def is_running(events: Generator[Any, Any, Any] | AsyncGenerator[Any, Any]) -> bool:
     """Whether the reader of a generator waits for its next item at this moment."""
     return events.gi_running if isinstance(events, Generator) else bool(events.ag_running)  # type: ignore[attr-defined]

@@ -96,6 +96,12 @@ def _no_such_fact(id: str) -> InvalidArgument:
 class RemoteFacts(Base):
     """`session.facts.add("use PostgreSQL", kind="decision")`."""
 
+    # Before the plain names, which stand for the functions above until they are assigned here.
+    add_async = async_method(add)
+    all_async = async_method(all)
+    get_async = async_method(get_one)
+    update_async = async_method(update)
+    remove_async = async_method(remove)
     add = sync_method(add)
     all = sync_method(all)
     get = sync_method(get_one)

@@ -14,6 +14,7 @@ from holdfast.client.runs import wait_for_run
 from holdfast.errors import InvalidArgument
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
+from holdfast.session.fields import UNCHANGED
 from holdfast.stores.base import MAX_SEQ
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from holdfast.models.base import Usage
     from holdfast.session.compliance import Erased, Redacted
     from holdfast.turn.sent_context import Context
-
-UNCHANGED: Any = object()
 
 
 # -- what it is --------------------------------------------------------------------------------------------------------

@@ -7,15 +7,16 @@ In `RemoteSession` a plain name blocks, and the awaited twins end in `_async`, a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import aclosing, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.client import history as history_flows
 from holdfast.client import lifecycle as lifecycle_flows
 from holdfast.client import runs as run_flows
 from holdfast.client import state as state_flows
+from holdfast.client.awaited import AwaitedNames
 from holdfast.client.base import Remote
 from holdfast.client.facts import AsyncRemoteFacts, RemoteFacts
 from holdfast.client.requests import Flow, async_method, perform, perform_async, remote_property, sync_method
@@ -23,6 +24,7 @@ from holdfast.client.stream import LogTail, RunTail
 from holdfast.errors import AgentError, InvalidArgument
 from holdfast.session.open_streams import OpenStreams
 from holdfast.session.turns import AsyncStream
+from holdfast.turn.live_mapping import LiveMapping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +105,7 @@ def _log_tail(session: Remote, after: int, types: str | Sequence[str] | None) ->
     return LogTail(session._path("events"), after, history_flows.types_of(types))
 
 
-class RemoteSession(Remote):
+class RemoteSession(AwaitedNames):
     """A durable conversation that a server keeps and runs: `client.session("user-123").run("hello")`."""
 
     def __init__(self, wire: Transport, data: Mapping[str, Any], agent: str | None = None) -> None:
@@ -113,56 +115,41 @@ class RemoteSession(Remote):
     # -- asking ----------------------------------------------------------------------------------------------------
 
     run = _ask_method(run_flows.run)
-    run_async = async_method(run_flows.run)
     json = _ask_method(run_flows.json)
-    json_async = async_method(run_flows.json)
     stream = _stream_method(run_flows.stream)
     stream_async = _stream_method_async(run_flows.stream)
     resume = sync_method(run_flows.resume)
-    resume_async = async_method(run_flows.resume)
     retry = sync_method(run_flows.retry)
-    retry_async = async_method(run_flows.retry)
     pending = remote_property(run_flows.pending)
     approve = sync_method(run_flows.approve)
-    approve_async = async_method(run_flows.approve)
     deny = sync_method(run_flows.deny)
-    deny_async = async_method(run_flows.deny)
     unfinished = remote_property(run_flows.unfinished)
     runs = sync_method(run_flows.runs)
     get_run = sync_method(run_flows.get_run)
     cancel = sync_method(run_flows.cancel)
     replay = sync_method(run_flows.replay)
-    replay_async = async_method(run_flows.replay)
 
     # -- history ---------------------------------------------------------------------------------------------------
 
     messages = remote_property(history_flows.messages)
     history = sync_method(history_flows.history)
-    history_async = async_method(history_flows.history)
     __len__ = sync_method(history_flows.length)
     add_message = sync_method(history_flows.add_message)
     add_messages = sync_method(history_flows.add_messages)
     send_message = sync_method(history_flows.send_message)
-    send_message_async = async_method(history_flows.send_message)
     clear = sync_method(history_flows.clear)
     search = sync_method(history_flows.search)
-    search_async = async_method(history_flows.search)
     rewind = sync_method(history_flows.rewind)
     events = sync_method(history_flows.events)
-    events_async = async_method(history_flows.events)
     verify = sync_method(history_flows.verify)
-    verify_async = async_method(history_flows.verify)
     export = sync_method(history_flows.export)
-    export_async = async_method(history_flows.export)
     to_dict = sync_method(history_flows.to_dict)
     fork = sync_method(history_flows.fork)
     forks = sync_method(history_flows.forks)
     parent = remote_property(history_flows.parent)
     compare = sync_method(history_flows.compare)
     brief = sync_method(history_flows.brief)
-    brief_async = async_method(history_flows.brief)
     successor = sync_method(history_flows.successor)
-    successor_async = async_method(history_flows.successor)
 
     def follow(self, after: int = 0, types: str | Sequence[str] | None = None) -> Iterator[Event]:
         """The events of the log after a number, then those to come, for as long as you listen."""
@@ -175,7 +162,6 @@ class RemoteSession(Remote):
     get_state = sync_method(state_flows.get_state)
     delete_state = sync_method(state_flows.delete_state)
     update_state = sync_method(state_flows.update_state)
-    state = remote_property(state_flows.state)
     scope_state = sync_method(state_flows.scope_state)
     state_at = sync_method(state_flows.state_at)
 
@@ -194,24 +180,16 @@ class RemoteSession(Remote):
     usage = remote_property(lifecycle_flows.usage)
     cost = remote_property(lifecycle_flows.cost)
     pause = sync_method(lifecycle_flows.pause)
-    pause_async = async_method(lifecycle_flows.pause)
     close = sync_method(lifecycle_flows.close)
-    close_async = async_method(lifecycle_flows.close)
     archive = sync_method(lifecycle_flows.archive)
-    archive_async = async_method(lifecycle_flows.archive)
     reopen = sync_method(lifecycle_flows.reopen)
-    reopen_async = async_method(lifecycle_flows.reopen)
     prune = sync_method(lifecycle_flows.prune)
-    prune_async = async_method(lifecycle_flows.prune)
     undo_prune = sync_method(lifecycle_flows.undo_prune)
     context = sync_method(lifecycle_flows.context)
-    context_async = async_method(lifecycle_flows.context)
     hold = sync_method(lifecycle_flows.hold)
     release = sync_method(lifecycle_flows.release)
     redact = sync_method(lifecycle_flows.redact)
-    redact_async = async_method(lifecycle_flows.redact)
     erase = sync_method(lifecycle_flows.erase)
-    erase_async = async_method(lifecycle_flows.erase)
 
     @property
     def title(self) -> str | None:
@@ -255,8 +233,54 @@ class RemoteSession(Remote):
         self.change(active_agent=value)
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        return perform(self._transport, lifecycle_flows.metadata(self))
+    def state(self) -> MutableMapping[str, Any]:
+        """The state of scope "session", as a live mapping: every write is durable."""
+        return self._mapping("session")
+
+    @property
+    def user_state(self) -> MutableMapping[str, Any]:
+        """The state of the session's user, as a live mapping."""
+        return self._mapping("user")
+
+    @property
+    def app_state(self) -> MutableMapping[str, Any]:
+        """The state of the session's app, as a live mapping."""
+        return self._mapping("app")
+
+    @property
+    def temp_state(self) -> MutableMapping[str, Any]:
+        """The state that stays in this object and is gone when a run ends, as a live mapping."""
+        return self._mapping("temp")
+
+    def _mapping(self, scope: str) -> LiveMapping:
+        return LiveMapping(
+            partial(self.scope_state, scope),
+            partial(self.get_state, scope=scope),
+            partial(self.set_state, scope=scope),
+            partial(self.delete_state, scope=scope),
+        )
+
+    @property
+    def metadata(self) -> MutableMapping[str, Any]:
+        """The metadata, as a live mapping. Two clients that change it at the same time: the later one wins."""
+
+        def read() -> dict[str, Any]:
+            return perform(self._transport, lifecycle_flows.metadata(self))
+
+        def remove(name: str) -> bool:
+            found = read()
+            if name not in found:
+                return False
+            del found[name]
+            self.change(metadata=found)
+            return True
+
+        return LiveMapping(
+            read,
+            lambda name, default: read().get(name, default),
+            lambda name, value: self.change(metadata={**read(), name: value}),
+            remove,
+        )
 
     @metadata.setter
     def metadata(self, value: Mapping[str, Any]) -> None:
@@ -319,6 +343,9 @@ class AsyncRemoteSession(Remote):
     delete_state = async_method(state_flows.delete_state)
     update_state = async_method(state_flows.update_state)
     state = async_method(state_flows.state)
+    user_state = async_method(state_flows.user_state)
+    app_state = async_method(state_flows.app_state)
+    temp_state = async_method(state_flows.temp_state)
     scope_state = async_method(state_flows.scope_state)
     state_at = async_method(state_flows.state_at)
 

@@ -76,6 +76,21 @@ def scope_state(self: Remote, scope: str) -> Flow[dict[str, Any]]:
     return found
 
 
+def user_state(self: Remote) -> Flow[dict[str, Any]]:
+    """A copy of the state of the session's user."""
+    return (yield from scope_state(self, "user"))
+
+
+def app_state(self: Remote) -> Flow[dict[str, Any]]:
+    """A copy of the state of the session's app."""
+    return (yield from scope_state(self, "app"))
+
+
+def temp_state(self: Remote) -> Flow[dict[str, Any]]:
+    """A copy of the state that stays in this object and is gone when a run ends."""
+    return (yield from scope_state(self, "temp"))
+
+
 def state_at(self: Remote, seq: int) -> Flow[dict[str, Any]]:
     """The session's own state as it was after event `seq`."""
     if isinstance(seq, bool) or not isinstance(seq, int) or seq < 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.concurrency import twin
+from holdfast.concurrency import property_twin, twin
 from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_name
 from holdfast.log.view import decode_view
@@ -55,5 +55,6 @@ class ApprovalMethods:
         call_id = check_name(call_id, "call_id")
         self.store.append(self.log, [Draft(type="approval.decided", data={"call_id": call_id, **data}, actor=actor)])
 
+    pending_async = property_twin("pending")
     approve_async = twin(approve)
     deny_async = twin(deny)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from holdfast.concurrency import twin
+from holdfast.concurrency import class_twin, property_twin, twin
 from holdfast.errors import Conflict, InvalidArgument, SessionNotFound
 from holdfast.log.events import Draft, Event
 from holdfast.log.identifiers import call_key, check_name, check_owner, session_of_call
@@ -197,6 +197,11 @@ class ComplianceMethods:
     def _reason_data(self, reason: str) -> dict[str, Any]:
         return {"reason": check_name(reason, "a reason", self.store.limits.metadata)}
 
+    retention_async = property_twin("retention")
+    held_async = property_twin("held")
+    hold_async = twin(hold)
+    release_async = twin(release)
+    erase_user_async = class_twin(erase_user)
     redact_async = twin(redact)
     erase_async = twin(erase)
 

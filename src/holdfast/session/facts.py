@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.concurrency import twin
 from holdfast.errors import InvalidArgument
 from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_name
@@ -78,6 +79,12 @@ class Facts:
         """Remove a fact. Raises InvalidArgument if the session has no fact with this id."""
         self.get(id)
         self._append(Draft(type="fact.removed", data={"id": id}))
+
+    add_async = twin(add)
+    all_async = twin(all)
+    get_async = twin(get)
+    update_async = twin(update)
+    remove_async = twin(remove)
 
     def __len__(self) -> int:
         return len(self.all())

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import InvalidArgument, LimitExceeded
+from holdfast.concurrency import property_twin, twin
+from holdfast.errors import Conflict, InvalidArgument, LimitExceeded
 from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_name
+from holdfast.turn.live_mapping import LiveMapping
 
 if TYPE_CHECKING:
     from holdfast.log.view import View
+    from holdfast.policy.budget import Budget
+    from holdfast.policy.retention import Retention
     from holdfast.stores.base import Log, Store
+
+UNCHANGED: Any = object()  # stands for a field that is not given
+CHANGEABLE = ("title", "system", "metadata", "work_dir", "active_agent", "budget", "retention")
 
 
 class FieldMethods:
@@ -44,12 +51,36 @@ class FieldMethods:
         self._change_fields({"title": None} if value is None else self._build_fields(title=value))
 
     @property
-    def metadata(self) -> dict[str, Any]:
-        return self.store.info(self.log).metadata
+    def metadata(self) -> MutableMapping[str, Any]:
+        """The metadata, as a live mapping: every write is durable. Assign a dict to replace all of it."""
+        return LiveMapping(
+            self._read_metadata,
+            lambda name, default: self._read_metadata().get(name, default),
+            lambda name, value: self._change_metadata(lambda found: found.update({name: value})),
+            lambda name: self._change_metadata(lambda found: found.pop(name, self)) is not self,
+        )
 
     @metadata.setter
-    def metadata(self, value: Mapping[str, Any]) -> None:
+    def metadata(self, value: Mapping[str, Any] | None) -> None:
         self._change_fields(self._build_fields(metadata={} if value is None else value))
+
+    def _read_metadata(self) -> dict[str, Any]:
+        return self.store.info(self.log).metadata
+
+    def _change_metadata(self, change: Callable[[dict[str, Any]], Any]) -> Any:  # noqa: ANN401 - of the change
+        """Change the metadata, atomically across threads and processes. Returns what `change` returns."""
+        while True:
+            head, found = self.store.head(self.log).head, dict(self._read_metadata())
+            before = dict(found)
+            result = change(found)
+            if found == before:
+                return result
+            fields = self._build_fields(metadata=found)
+            try:
+                self.store.append(self.log, [Draft(type="session.changed", data=fields)], expected=head)
+                return result
+            except Conflict:  # another writer appended first: read the metadata again
+                continue
 
     @property
     def work_dir(self) -> Path | None:
@@ -60,6 +91,31 @@ class FieldMethods:
     @work_dir.setter
     def work_dir(self, value: str | Path | None) -> None:
         self._change_fields({"work_dir": None} if value is None else self._build_fields(work_dir=value))
+
+    def change(
+        self,
+        *,
+        title: str | None = UNCHANGED,
+        metadata: Mapping[str, Any] | None = UNCHANGED,
+        work_dir: str | Path | None = UNCHANGED,
+        system: str | None = UNCHANGED,
+        budget: Budget | Mapping[str, Any] | None = UNCHANGED,
+        retention: Retention | Mapping[str, Any] = UNCHANGED,
+        active_agent: str | None = UNCHANGED,
+    ) -> None:
+        """Set the given fields, one after the other, and keep the rest. None takes a field away."""
+        given = {
+            "title": title,
+            "metadata": metadata,
+            "work_dir": work_dir,
+            "system": system,
+            "budget": budget,
+            "retention": retention,
+            "active_agent": active_agent,
+        }
+        for name, value in given.items():
+            if value is not UNCHANGED:
+                setattr(self, name, value)
 
     def _change_fields(self, fields: dict[str, Any]) -> None:
         self.store.append(self.log, [Draft(type="session.changed", data=fields)])
@@ -111,3 +167,10 @@ class FieldMethods:
             info = self.store.info(self.log)
             return {"title": info.title, "metadata": info.metadata, "work_dir": info.work_dir}
         return {name: self.store.value(self.log, name, at=at) for name in ("title", "metadata", "work_dir")}
+
+    change_async = twin(change)
+    active_agent_async = property_twin("active_agent")
+    metadata_async = twin(_read_metadata)
+    system_async = property_twin("system")
+    title_async = property_twin("title")
+    work_dir_async = property_twin("work_dir")

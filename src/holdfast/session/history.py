@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.concurrency import twin
+from holdfast.concurrency import property_twin, twin
 from holdfast.errors import Conflict, InvalidArgument
 from holdfast.log.arguments import check_limit
 from holdfast.log.events import Draft
@@ -116,6 +116,12 @@ class HistoryMethods:
             raise InvalidArgument(f"{at!r} is not the number of an event of session {self.id!r}: use 1 to {head}")
         return at
 
+    add_message_async = twin(add_message)
+    add_messages_async = twin(add_messages)
+    clear_async = twin(clear)
     history_async = twin(history)
+    length_async = twin(__len__)
+    messages_async = property_twin("messages")
+    rewind_async = twin(rewind)
     search_async = twin(search)
     send_message_async = twin(send_message)

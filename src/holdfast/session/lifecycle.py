@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.concurrency import twin
+from holdfast.concurrency import property_twin, twin
 from holdfast.errors import LifecycleError
 from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_name
@@ -59,6 +59,7 @@ class LifecycleMethods:
         data = {} if reason is None else {"reason": check_name(reason, "a reason", self.store.limits.metadata)}
         self.store.append(self.log, [Draft(type=type, data=data, actor=actor)])
 
+    status_async = property_twin("status")
     archive_async = twin(archive)
     close_async = twin(close)
     pause_async = twin(pause)

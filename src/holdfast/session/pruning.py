@@ -267,6 +267,7 @@ class PruningMethods:
         return count
 
     prune_async = twin(prune)
+    undo_prune_async = twin(undo_prune)
 
 
 def _limits_of(strategy: str, window: int) -> dict[str, int]:

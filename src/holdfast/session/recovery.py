@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.concurrency import off_thread
+from holdfast.concurrency import off_thread, property_twin
 from holdfast.log.events import Draft, Event, message_data
 from holdfast.log.view import Turn, decode_view
 from holdfast.session.turns import BusyWait, TurnMethods, TurnStart, last_response, last_response_async
@@ -122,6 +122,8 @@ class RecoveryMethods(TurnMethods):
             rows = self.store.read(self.log, turn.first, limit=1, types=["message.added"])
         text: str = message_data(Event(rows[0])).get("text", "") if rows else ""
         return text
+
+    unfinished_async = property_twin("unfinished")
 
 
 class _NoOpenTurn(Exception):

@@ -9,13 +9,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.concurrency import twin
+from holdfast.concurrency import class_twin, off_thread, property_twin, twin
 from holdfast.errors import (
     InvalidArgument,
     SessionExists,
     SessionMismatch,
 )
-from holdfast.log.arguments import check_limit, merge_state, suggest_keywords
+from holdfast.log.arguments import check_limit, merge_state, suggest_keywords, suggest_name
 from holdfast.log.events import Draft, Event
 from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.messages import Message
@@ -28,7 +28,7 @@ from holdfast.session.compliance import ComplianceMethods
 from holdfast.session.context import ContextMethods
 from holdfast.session.export import ExportMethods
 from holdfast.session.facts import Facts
-from holdfast.session.fields import FieldMethods
+from holdfast.session.fields import CHANGEABLE, FieldMethods
 from holdfast.session.history import HistoryMethods
 from holdfast.session.lifecycle import LifecycleMethods
 from holdfast.session.pruning import PruningMethods
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.agent_base import BaseAgent
 
 MAX_PAGE = 10_000
+_OWN_ATTRIBUTES = {"agent", "store", "log", "cache"}
 _list = list  # inside the class, `list` is the method that lists sessions
 
 
@@ -117,6 +118,11 @@ class Session(
         self.log = self._open_or_create(name, fields, first, user_id, app_name, kept)
         if kept is not None and kept.auto_prune:
             self.prune_if_due()
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - the value of any attribute
+        if name[:1] != "_" and name not in _OWN_ATTRIBUTES and not hasattr(type(self), name):
+            raise AttributeError(f"a Session has no attribute {name!r}: {suggest_name(name, [*CHANGEABLE, 'agent'])}")
+        super().__setattr__(name, value)
 
     def _open_or_create(
         self,
@@ -341,6 +347,22 @@ class Session(
 
     # -- awaitable methods -----------------------------------------------------------------------------------------
 
+    @classmethod
+    async def create_async(cls, id: str | None = None, **options: Any) -> Self:  # noqa: ANN401 - those of Session
+        """Create or open a session, as `Session(id, ...)` does, without blocking the event loop."""
+        return await off_thread(cls, id, **options)
+
+    open_async = class_twin(open)
+    list_async = class_twin(list)
+    from_dict_async = class_twin(from_dict)
+    import_async = class_twin(ExportMethods.__dict__["import_"])
+    to_dict_async = twin(to_dict)
+    fork_async = twin(fork)
+    forks_async = twin(forks)
+    compare_async = twin(compare)
+    parent_async = property_twin("parent")
+    head_async = property_twin("head")
+    updated_at_async = property_twin("updated_at")
     events_async = twin(events)
     export_async = twin(ExportMethods.export)
     verify_async = twin(ExportMethods.verify)

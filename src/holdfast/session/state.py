@@ -7,14 +7,17 @@ app reads and writes. Temp state is in the session object and is never stored.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from holdfast.concurrency import off_thread, twin
 from holdfast.errors import Conflict, InvalidArgument, MissingUser, SessionExists, SessionNotFound
 from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_name
+from holdfast.turn.live_mapping import LiveMapping
 
 if TYPE_CHECKING:
     from holdfast.prompt.session_cache import SessionCache
@@ -25,7 +28,7 @@ SCOPES = ("session", "user", "app", "temp")
 
 class StateMethods:
     """The methods of `Session` for state: `set_state` (also `put_state`), `get_state`, `delete_state`, `update_state`,
-    `state`, `scope_state`, `state_at`."""
+    `state`, `user_state`, `app_state`, `temp_state`, `scope_state`, `state_at`."""
 
     store: Store
     log: Log
@@ -88,9 +91,34 @@ class StateMethods:
                     self.store.clock.sleep(spread * min(tries, 20) * 0.0005)
 
     @property
-    def state(self) -> dict[str, Any]:
-        """A copy of the state of scope "session"."""
-        return self.store.values(self.log, "state/")
+    def state(self) -> MutableMapping[str, Any]:
+        """The state of scope "session", as a live mapping: every write is durable."""
+        return self._mapping("session")
+
+    @property
+    def user_state(self) -> MutableMapping[str, Any]:
+        """The state of the session's user, as a live mapping."""
+        return self._mapping("user")
+
+    @property
+    def app_state(self) -> MutableMapping[str, Any]:
+        """The state of the session's app, as a live mapping."""
+        return self._mapping("app")
+
+    @property
+    def temp_state(self) -> MutableMapping[str, Any]:
+        """The state that is gone when the run ends, as a live mapping."""
+        return self._mapping("temp")
+
+    def _mapping(self, scope: str) -> LiveMapping:
+        if scope in ("user", "app"):
+            self._scope_id(scope)  # raises MissingUser here, not at the first use
+        return LiveMapping(
+            partial(self.scope_state, scope),
+            partial(self.get_state, scope=scope),
+            partial(self.set_state, scope=scope),
+            partial(self.delete_state, scope=scope),
+        )
 
     def scope_state(self, scope: str) -> dict[str, Any]:
         """Return a copy of the state of a scope."""
@@ -139,6 +167,18 @@ class StateMethods:
                 return
             except SessionNotFound:
                 continue  # an erasure removed the log after it was found: create a new one
+
+    set_state_async = twin(set_state)
+    put_state_async = set_state_async
+    get_state_async = twin(get_state)
+    delete_state_async = twin(delete_state)
+    update_state_async = twin(update_state)
+    scope_state_async = twin(scope_state)
+    state_at_async = twin(state_at)
+
+    async def state_async(self) -> dict[str, Any]:
+        """Return a copy of the state of scope "session"."""
+        return await off_thread(self.scope_state, "session")
 
 
 _NOTHING = object()

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from holdfast.concurrency import off_thread, twin
+from holdfast.concurrency import off_thread, property_twin, twin
 from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
 from holdfast.log.events import MESSAGE_TYPES, Draft, Event
 from holdfast.log.messages import Message
@@ -76,6 +76,8 @@ class TurnMethods:
         def prune_if_due(self) -> None: ...
         def get_state(self, name: str, default: Any = None, *, scope: str = "session") -> Any: ...  # noqa: ANN401
         def set_state(self, name: str, value: Any, *, scope: str = "session") -> None: ...  # noqa: ANN401
+        def delete_state(self, name: str, *, scope: str = "session") -> bool: ...
+        def scope_state(self, scope: str) -> dict[str, Any]: ...
         def fork(self, session_id: str | None = None, at: int | None = None) -> Self: ...
 
     def _init_caches(self) -> None:
@@ -298,6 +300,10 @@ class TurnMethods:
         """The cost of the usage, by the prices of the session's budget; 0 without prices."""
         budget = self.budget
         return 0.0 if budget is None else budget.cost_of(decode_view(self.store.head(self.log).view).usage)
+
+    usage_async = property_twin("usage")
+    budget_async = property_twin("budget")
+    cost_async = property_twin("cost")
 
 
 class _RetryBeforeLease:
