@@ -302,8 +302,15 @@ class WriteOperations(StoreComparison):
             self.compare("to_dict()", lambda side: side.sessions[place].to_dict())
             return
 
+        # The model knows no times, no usage of saved documents and no turns in them: those fields are left out, as in a
+        # document that was written by hand. tests/scenarios/test_whole_documents.py has the whole ones.
+        left_out = {"created_at", "updated_at", "usage", "turns", "budget", "retention", "turn"}
+        if name in self.tenant.names:
+            left_out.add("status")
+
         def act(side: StoreSide) -> Session | None:
-            document = json.loads(json.dumps(side.sessions[place].to_dict())) | {"id": name}
+            whole = json.loads(json.dumps(side.sessions[place].to_dict()))
+            document = {key: value for key, value in whole.items() if key not in left_out} | {"id": name}
             if change == "message":
                 document["messages"] = document["messages"][:-1]
             elif change == "state":

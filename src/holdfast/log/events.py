@@ -31,6 +31,7 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "session.reopened",
         "session.held",
         "session.released",
+        "session.restored",
         "session.erased",
         "retention.set",
         "message.added",

@@ -42,6 +42,8 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
         return [("run/" + data["run"], seq, seq)]
     if type in ("session.created", "session.changed", "session.forked"):
         return [(name, seq, seq) for name in NAMED_FIELDS if name in data]
+    if type == "session.restored":
+        return [("restored", seq, seq)]
     if type == "view.rewound":
         return [("state/" + name, seq, ref) for name, ref in sorted(data.get("state", {}).items())]
     if type == "view.restored":
@@ -83,6 +85,7 @@ NAMING_TYPES = frozenset(
         "session.changed",
         "session.forked",
         "retention.set",
+        "session.restored",
         "view.rewound",
         "view.restored",
     )
@@ -94,7 +97,7 @@ def value_of(name: str, type: str, data: dict[str, Any]) -> Any:  # noqa: ANN401
     scope, _, rest = name.partition("/")
     if type == "state.set":
         return data["value"]
-    if scope in ("fact", "run", "memory", "ingested") or name == "retention":
+    if scope in ("fact", "run", "memory", "ingested") or name in ("retention", "restored"):
         return data
     if type == "view.restored" and scope == "state":
         return data["state"][rest]

@@ -270,6 +270,8 @@ class View:
             self.edition, self.cuts, self.active, self.ended_turn = seq, [], data.get("active"), None
         elif type == "session.forked":
             self.reset_for_fork()
+        elif type == "session.restored":  # a document brought them: its session was used elsewhere
+            self.usage, self.turns, self.has_started = dict(data["usage"]), data["turns"], data["started"]
         elif type == "session.imported":
             self.queue, self.ended_turn = [], None  # what was to be run there is not run here as well
 

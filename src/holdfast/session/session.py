@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -338,10 +339,14 @@ class Session(
     def from_dict(
         cls, data: dict[str, Any], agent: BaseAgent | None = None, *, store: Store | SessionStore | str | None = None
     ) -> Self:
-        """Create a session from a document of `to_dict`, in a new memory store or in `store`, as `store.save` does."""
+        """Create a session from a document of `to_dict`, as `store.save` does: in `store`, else in the agent's store,
+        else in `HOLDFAST_STORE`, else in a new memory store."""
         from holdfast.stores.memory import MemoryStore
 
-        found = MemoryStore() if store is None else open_store(store)
+        if store is None and agent is not None:
+            store = agent.store
+        is_private = store is None and not os.environ.get("HOLDFAST_STORE")
+        found = MemoryStore() if is_private else open_store(store)
         name = data.get("id") if isinstance(data, dict) else None
         return cls.on_log(found, restore_document(found, check_id(name, "'id' of the document"), data), agent)
 

@@ -185,8 +185,10 @@ class Store(SessionStore, KeyValues, ABC):
         user_id: str | None = None,
         app_name: str | None = None,
         fork: Fork | None = None,
+        created_at: int | None = None,
     ) -> Log:
-        """Make a log with its first events, all or nothing; SessionExists if the name is taken."""
+        """Make a log with its first events, all or nothing; SessionExists if the name is taken. `created_at` is another
+        time than now: that of the session that a document was made of."""
 
     @abstractmethod
     def import_log(

@@ -99,11 +99,12 @@ class DocumentStore(MemoryStore):
         user_id: str | None = None,
         app_name: str | None = None,
         fork: Fork | None = None,
+        created_at: int | None = None,
     ) -> Log:
         with self._memory.lock:
             self.find(kind, id)  # so that a name which only the documents know counts as taken
             if fork is None:
-                return super().create(kind, id, drafts, user_id=user_id, app_name=app_name)
+                return super().create(kind, id, drafts, user_id=user_id, app_name=app_name, created_at=created_at)
             parent = self._require_log(fork.parent)
             rows = parent.rows[: fork.at]
             return self.import_log(

@@ -120,6 +120,7 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
         user_id: str | None = None,
         app_name: str | None = None,
         fork: Fork | None = None,
+        created_at: int | None = None,
     ) -> Log:
         asked = check_append(drafts, limits=self.limits)
         with self._memory.lock:
@@ -129,7 +130,8 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             now = self.clock.now()
             uid = self.clock.new_id()
             if fork is None:
-                kept = self._new(kind, id, uid, uid, now, first_head(uid, now), (user_id, app_name), None)
+                owner = (user_id, app_name)
+                kept = self._new(kind, id, uid, uid, created_at or now, first_head(uid, now), owner, None)
             else:
                 head = head_of_fork(fork, now)
                 kept = self._new(kind, id, uid, fork.parent.origin, now, head, (user_id, app_name), fork)

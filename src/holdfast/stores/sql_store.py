@@ -197,6 +197,7 @@ class SQLStore(SQLReads):
         user_id: str | None = None,
         app_name: str | None = None,
         fork: Fork | None = None,
+        created_at: int | None = None,
     ) -> Log:
         request = check_append(drafts, limits=self.limits)
         birth, stamp = NewLogStamp(self.clock), AppendStamp(self.clock)
@@ -208,7 +209,8 @@ class SQLStore(SQLReads):
             if fork is not None and db.execute(self.sql.LOCK_PARENT, (fork.parent.number,)).fetchone() is None:
                 raise SessionNotFound(fork.parent.id)
             now, uid = birth.time_and_uid
-            log = new_log(0, uid, uid if fork is None else fork.parent.origin, kind, id, now, (user_id, app_name), fork)
+            origin = uid if fork is None else fork.parent.origin
+            log = new_log(0, uid, origin, kind, id, created_at or now, (user_id, app_name), fork)
             before = first_head(uid, now) if fork is None else head_of_fork(fork, now)
             batch = plan_append(id, before, request, lease=None, at=stamp.at, random=stamp.random)
             return self._add_log(db, log, [batch]), batch.head

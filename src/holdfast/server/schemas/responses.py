@@ -205,7 +205,7 @@ class StoredFact(ResponseBody):
 
 
 class Document(ResponseBody):
-    """The whole view of a session, as `Session.to_dict` gives it."""
+    """The whole session, as `Session.to_dict` gives it."""
 
     version: int
     id: str
@@ -222,7 +222,11 @@ class Document(ResponseBody):
     state: dict[str, Any]
     facts: list[StoredFact]
     usage: dict[str, int]
+    turns: int
+    budget: dict[str, Any] | None
+    retention: dict[str, Any] | None
     active_agent: str | None
+    turn: dict[str, Any] | None = Field(description="The open turn, with its question and the calls that wait.")
 
 
 # -- state, facts, approvals, usage ------------------------------------------------------------------------------------
