@@ -193,6 +193,7 @@ PUBLIC = [
     "ToolContext",
     "Usage",
     "VectorMemoryService",
+    "interrupt",
     "tool",
 ]
 

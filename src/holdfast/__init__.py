@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from holdfast.policy.budget import Budget
     from holdfast.session.session import Session
     from holdfast.tools.mcp import MCPServer
-    from holdfast.tools.tool import Interrupt, ToolContext, tool
+    from holdfast.tools.tool import Interrupt, ToolContext, interrupt, tool
     from holdfast.turn.response import Response
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "ToolContext",
     "Usage",
     "VectorMemoryService",
+    "interrupt",
     "tool",
 ]
 
@@ -61,6 +62,7 @@ _HOMES = {  # the module of each public name
     "ToolContext": "tools.tool",
     "Usage": "models.base",
     "VectorMemoryService": "memory.memory",
+    "interrupt": "tools.tool",
     "tool": "tools.tool",
 }
 

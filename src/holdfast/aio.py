@@ -18,6 +18,7 @@ from holdfast import (
     ToolContext,
     Usage,
     VectorMemoryService,
+    interrupt,
     tool,
 )
 from holdfast.agent import Agent as _Agent
@@ -44,6 +45,7 @@ __all__ = [
     "ToolContext",
     "Usage",
     "VectorMemoryService",
+    "interrupt",
     "tool",
 ]
 
@@ -55,6 +57,7 @@ class Session(_Session):
     prune = _Session.prune_async  # type: ignore[assignment]
     redact = _Session.redact_async  # type: ignore[assignment]
     successor = _Session.successor_async  # type: ignore[assignment]
+    answer = _Session.answer_async  # type: ignore[assignment]
     approve = _Session.approve_async  # type: ignore[assignment]
     archive = _Session.archive_async  # type: ignore[assignment]
     close = _Session.close_async  # type: ignore[assignment]

@@ -212,7 +212,7 @@ class Workspace:
             "head": session.head,
             "texts": [_describe_message(message) for message in session.messages],
             "found": [_describe_message(message) for message in session.search(WORD, limit=1000)],
-            "state": session.state,
+            "state": dict(session.state),
             "title": session.title,
             "status": session.status,
         }

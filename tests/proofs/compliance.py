@@ -413,7 +413,7 @@ def _read_session(store: Store, name: str) -> dict[str, Any]:
         "said": [(message.seq, message.text) for message in session.messages],
         "bytes": [part.data for message in session.messages for part in message.parts if isinstance(part, File)],
         "found": [] if session.status == "erased" else [message.seq for message in session.search("secret")],
-        "state": session.state,
+        "state": dict(session.state),
         "rows": count_rows(store, log.number),
         "sound": bool(session.verify()) and store.rebuild_view(log) == store.view(log),
     }

@@ -120,6 +120,7 @@ CALLS: dict[str, Call] = {
     "DELETE /memory/{key:path}": _make_call(query={"user_id": "$user"}),
     "POST /memory/search": _make_call({"query": "memory more", "user_id": "$user"}),
     "POST /sessions/{session_id}/memory": _make_call({}),
+    "GET /approvals": _make_call(query={"user_id": "$user"}),
     "GET /sessions/{session_id}/approvals": _make_call(),
     "POST /sessions/{session_id}/approvals/{call_id:path}": _make_call(
         {"approved": True, "actor": "$user"}, prepare=_start_waiting_turn

@@ -283,7 +283,7 @@ def _export(store: Store, log: Log) -> str:
 
 def _read_end(name: str, side: StoreSide) -> Any:
     session = Session.open(name, store=side.store)
-    return [list_messages(session.messages), session.state, session.status, len(session), session.head]
+    return [list_messages(session.messages), dict(session.state), session.status, len(session), session.head]
 
 
 def _expect_end(model_log: ExpectedLog) -> Any:

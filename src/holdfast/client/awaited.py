@@ -20,6 +20,7 @@ class AwaitedNames(Remote):
     pending_async = async_method(run_flows.pending)
     approve_async = async_method(run_flows.approve)
     deny_async = async_method(run_flows.deny)
+    answer_async = async_method(run_flows.answer)
     unfinished_async = async_method(run_flows.unfinished)
     replay_async = async_method(run_flows.replay)
 

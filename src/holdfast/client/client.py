@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from holdfast.log.arguments import check_limit, merge_state
 from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.messages import Message
 from holdfast.session.export import read_jsonl
+from holdfast.turn.response import WaitingCall
 
 if TYPE_CHECKING:
     from holdfast.policy.budget import Budget
@@ -120,6 +122,22 @@ def sessions(
     return found
 
 
+def waiting(
+    self: Base[R],
+    *,
+    user_id: str | None = None,
+    app_name: str | None = None,
+    limit: int = 50,
+    after: str | None = None,
+) -> Flow[list[WaitingCall]]:
+    """The calls of all sessions that wait for a person, of up to `limit` sessions; `after` is the id of the last
+    session of the page before."""
+    check_limit(limit)
+    query: dict[str, Any] = {"user_id": user_id, "app_name": app_name, "limit": limit, "after": after}
+    found = (yield get("/approvals", **query))["waiting"]
+    return [WaitingCall(**(each | {"since": datetime.fromisoformat(each["since"])})) for each in found]
+
+
 def delete_session(self: Base[R], id: str) -> Flow[bool]:
     """Delete a session; False if there is none."""
     try:
@@ -170,6 +188,7 @@ class Client(Base[RemoteSession]):
     session = sync_method(session)
     open = sync_method(open_session)
     sessions = sync_method(sessions)
+    waiting = sync_method(waiting)
     delete = sync_method(delete_session)
     import_ = sync_method(import_)
     tools = sync_method(tools)
@@ -206,6 +225,7 @@ class AsyncClient(Base[AsyncRemoteSession]):
     session = async_method(session)
     open = async_method(open_session)
     sessions = async_method(sessions)
+    waiting = async_method(waiting)
     delete = async_method(delete_session)
     import_ = async_method(import_)
     tools = async_method(tools)

@@ -11,6 +11,7 @@ from holdfast.client.parsers import Run, parse_pending, parse_response, parse_ru
 from holdfast.client.requests import Call, Flow, get, post, url_path
 from holdfast.client.stream import RunTail
 from holdfast.errors import AgentError, SchemaValidationError, ServerSilent
+from holdfast.log import codec
 from holdfast.log.identifiers import check_name
 from holdfast.log.messages import Message
 from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
@@ -38,7 +39,8 @@ def run(self: Remote, message: Question, **options: Unpack[RemoteCallOptions]) -
     Options: agent, temperature, max_tokens, tool_choice, stop, metadata, timeout, on_busy.
     """
     body = _run_body(self, "run", message, None, options)
-    return parse_response((yield from _wait_or_cancel(self, post(self._path("message"), body, waits=True))))
+    found = yield from _wait_or_cancel(self, post(self._path("message"), body, waits=True))
+    return replace(parse_response(found), session=self)
 
 
 def json(self: Remote, message: Question, *, schema: object, **options: Unpack[RemoteCallOptions]) -> Flow[Response]:
@@ -47,7 +49,7 @@ def json(self: Remote, message: Question, *, schema: object, **options: Unpack[R
     shape = output_shape(schema)
     body = _run_body(self, "json", message, shape, options)
     response = parse_response((yield from _wait_or_cancel(self, post(self._path("message"), body, waits=True))))
-    return parse_output(shape, response)
+    return replace(parse_output(shape, response), session=self)
 
 
 def stream(self: Remote, message: Question, *, schema: object = None, **options: Unpack[RemoteCallOptions]) -> RunTail:
@@ -58,7 +60,7 @@ def stream(self: Remote, message: Question, *, schema: object = None, **options:
 
     def finish(response: Response) -> Response:
         self._temp.clear()
-        return parse_output(shape, response)
+        return replace(parse_output(shape, response), session=self)
 
     return RunTail(post(self._path("message", "stream"), body), finish)
 
@@ -69,7 +71,7 @@ def resume(
     """Un-pause if paused; then finish the unfinished or decided turn, if there is one, and return its response."""
     body = self._body_with_agent(agent, reason=reason, actor=actor)
     found = yield from _wait_or_cancel(self, post(self._path("resume"), body, waits=True))
-    return None if found["status"] == "idle" else parse_response(found)
+    return None if found["status"] == "idle" else replace(parse_response(found), session=self)
 
 
 def retry(
@@ -78,7 +80,7 @@ def retry(
     """Continue the last turn, which failed or was cancelled, and return its response; None if it did not fail."""
     body = self._body_with_agent(agent, max_steps=max_steps, actor=actor)
     found = yield from _wait_or_cancel(self, post(self._path("retry"), body, waits=True))
-    return None if found["status"] == "idle" else parse_response(found)
+    return None if found["status"] == "idle" else replace(parse_response(found), session=self)
 
 
 def _run_body(
@@ -170,9 +172,20 @@ def pending(self: Remote) -> Flow[list[Pending]]:
     return [parse_pending(each) for each in (yield get(self._path("approvals")))["pending"]]
 
 
-def approve(self: Remote, call_id: str, *, actor: str | None = None) -> Flow[None]:
-    """Let a waiting call run, at the next `resume()`; from any process."""
-    yield post(self._path("approvals", check_name(call_id, "call_id")), drop_none(approved=True, actor=actor))
+def approve(
+    self: Remote, call_id: str, *, arguments: Mapping[str, Any] | None = None, actor: str | None = None
+) -> Flow[None]:
+    """Let a waiting call run, at the next `resume()`; with `arguments`, it runs with these instead of the model's."""
+    given = None if arguments is None else dict(arguments)
+    body = drop_none(approved=True, arguments=given, actor=actor)
+    yield post(self._path("approvals", check_name(call_id, "call_id")), body)
+
+
+def answer(self: Remote, call_id: str, value: Any, *, actor: str | None = None) -> Flow[None]:  # noqa: ANN401 - JSON
+    """Answer the `interrupt(payload)` of a tool: when the call runs again, `interrupt` returns this value."""
+    codec.encode(value)
+    body = {"approved": True, "answer": value} | drop_none(actor=actor)
+    yield post(self._path("approvals", check_name(call_id, "call_id")), body)
 
 
 def deny(self: Remote, call_id: str, reason: str | None = None, *, actor: str | None = None) -> Flow[None]:

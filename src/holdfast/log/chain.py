@@ -26,8 +26,7 @@ def genesis(origin: str) -> bytes:
 
 
 # Levels of nesting that an event adds around a caller's value.
-_EXTRA_DEPTH = {"view.restored": 2, "model.replied": 3, "tool.returned": 3, "message.added": 3, "message.queued": 3}
-_EXTRA_DEPTH["summary.added"] = 3
+_EXTRA_DEPTH = {"view.restored": 2, **dict.fromkeys(MESSAGE_TYPES, 3)}
 
 
 def encode_payloads(drafts: Sequence[Draft]) -> list[bytes]:

@@ -63,6 +63,7 @@ VERSIONS: dict[str, int] = dict.fromkeys(
         "approval.decided",
         "model.called",
         "model.replied",
+        "reply.edited",
         "model.interrupted",
         "tool.called",
         "tool.returned",
@@ -84,7 +85,7 @@ VERSIONS: dict[str, int] = dict.fromkeys(
 # (type, old version) -> a function from the old data to the data of the next version.
 UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
-MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "tool.returned", "summary.added")
+MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "reply.edited", "tool.returned", "summary.added")
 INDEXED_TYPES = (*MESSAGE_TYPES, "memory.stored")  # those whose words can be searched
 COMMITMENT_SIZE = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
 

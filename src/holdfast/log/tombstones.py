@@ -28,6 +28,7 @@ _STRUCTURAL_FIELDS = {
     "message.queued": ("agent", "on_busy", "run"),
     "model.called": ("step", "provider", "model", "from", "upto", "pinned", "shortened"),
     "model.replied": ("usage", "stop_reason", "provider", "model", "aside"),
+    "reply.edited": ("of", "call_id", "aside"),
     "retention.set": ("ttl_days", "archive_after_days", "auto_prune", "prune_strategy", "max_messages", "immutable"),
     "session.forked": ("at",),
     "summary.added": ("usage", "covers"),

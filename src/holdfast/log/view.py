@@ -128,6 +128,16 @@ class Turn:
             for first, last in self.branches.pop(each):
                 append_range(self.own_messages if branch is None else self.branches.setdefault(branch, []), first, last)
 
+    def replace_message(self, old: int, new: int) -> None:
+        """Show the message of event `new` in the place of that of event `old`."""
+        self.mixed = True
+        for ranges in (self.own_messages, *self.branches.values()):
+            for place, (first, last) in enumerate(ranges):
+                if first <= old <= last:
+                    before, after = [[first, old - 1]] if first < old else [], [[old + 1, last]] if old < last else []
+                    ranges[place : place + 1] = [*before, [new, new], *after]
+                    return
+
     def to_json(self) -> list[Any]:
         found = [getattr(self, name) for name in _TURN]
         while found[-1] in ({}, None):  # what few turns have is not written for the others
@@ -325,6 +335,8 @@ class View:
             turn.mixed = True
         elif type in ("view.pruned", "view.compacted"):
             self._apply_cut(seq, type, data)
+        elif type == "reply.edited":
+            turn.replace_message(data["of"], seq)
         elif type in MESSAGE_TYPES:
             if data.get("rejected") or data.get("aside"):
                 turn.mixed = True

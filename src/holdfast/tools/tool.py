@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -51,6 +51,22 @@ class Interrupt(Exception):
     def __init__(self, payload: object = None) -> None:
         self.payload = payload
         super().__init__(payload)
+
+
+ANSWERS: ContextVar[Iterator[Any] | None] = ContextVar("holdfast_answers", default=None)
+"""The answers that people gave to the interrupts of the call that runs here, in order."""
+
+
+def interrupt(payload: object = None) -> Any:  # noqa: ANN401 - the person's answer
+    """Ask a person from inside a tool, and return the answer of `session.answer(call_id, value)`.
+
+    The first time this raises `Interrupt`, and the turn waits. When the call runs again after `resume()`, this returns
+    the answer; the part of the tool before it runs again. A tool may ask several times, in the same order each time.
+    """
+    answers = ANSWERS.get()
+    for answer in () if answers is None else answers:
+        return answer
+    raise Interrupt(payload)
 
 
 def _never_cancelled() -> bool:
@@ -96,6 +112,10 @@ class ToolContext:
         """Whether the call was cancelled: its result is not used any more."""
         return self._cancelled()
 
+    def interrupt(self, payload: object = None) -> Any:  # noqa: ANN401 - the person's answer
+        """Ask a person, and return the answer of `session.answer(call_id, value)`. The same as `holdfast.interrupt`."""
+        return interrupt(payload)
+
     def progress(self, text: str) -> None:
         """Send a text about the progress of this call to the readers of the stream."""
         self._on_progress(_to_valid_text(text))
@@ -113,6 +133,7 @@ class Tool:
     idempotent: bool = False
     timeout: float | None = None
     approval: Approval = None
+    approval_timeout: float | None = None  # seconds after which a request for approval counts as denied
     max_result_bytes: int = MAX_RESULT
     signature: Signature | None = field(default=None, repr=False)  # None: the function checks its arguments itself
     signal: str | None = None  # answered by the loop itself: EXIT, or the name of the agent to hand over to
@@ -126,6 +147,8 @@ class Tool:
             raise InvalidTool(f"tool {self.name!r}: timeout={self.timeout!r} must be a number of seconds above 0")
         if not (self.approval is None or self.approval == "always" or callable(self.approval)):
             raise InvalidTool(f"tool {self.name!r}: approval is 'always', None or a function of the arguments")
+        if self.approval_timeout is not None and not self.approval_timeout > 0:
+            raise InvalidTool(f"tool {self.name!r}: approval_timeout= must be a number of seconds above 0")
         if self.max_result_bytes < MIN_RESULT:
             raise InvalidTool(f"tool {self.name!r}: max_result_bytes must be at least {MIN_RESULT}")
 
@@ -203,6 +226,7 @@ def tool(
     idempotent: bool = False,
     timeout: float | None = None,
     approval: Approval = None,
+    approval_timeout: float | None = None,
     max_result_bytes: int = MAX_RESULT,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
@@ -217,6 +241,7 @@ def tool(
     idempotent: bool = False,
     timeout: float | None = None,
     approval: Approval = None,
+    approval_timeout: float | None = None,
     max_result_bytes: int = MAX_RESULT,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a tool: `@tool`, or `@tool(idempotent=True, timeout=30, approval="always")`.
@@ -238,6 +263,7 @@ def tool(
             idempotent=idempotent,
             timeout=timeout,
             approval=approval,
+            approval_timeout=approval_timeout,
             max_result_bytes=max_result_bytes,
             signature=signature,
         )

@@ -64,6 +64,7 @@ class AgentRules:
     refusal_reason: Callable[[CallProgress], str | None]  # why a call cannot run: unknown tool, bad arguments
     control_result: Callable[[CallProgress], ControlResult | None]  # result of a handoff or of an exit from a loop
     approval_check: Callable[[CallProgress], bool | Callable[[], Any]]  # the decision, or the user's function for it
+    approval_expiry: Callable[[CallProgress], int | None]  # when a request for approval that is made now expires
     is_idempotent: Callable[[CallProgress], bool]
     assign_call_ids: Callable[[Message], Message]  # replaces call ids of a reply that the turn has used before
     count_steps: Callable[[], int]  # steps of the whole turn so far, all agents
@@ -193,7 +194,7 @@ def _prepare_call(call: CallProgress, rules: AgentRules) -> Generator[Effect, An
         reason = f": {call.reason}" if call.reason else ""
         return [draft_tool_result(rules.run, call, f"A person denied this call{reason}", is_error=True)]
     if call.decision is None and (yield from _needs_approval(call, rules)):
-        return [_draft_approval_request(rules.run, call)]
+        return [_draft_approval_request(rules.run, call, expires_at=rules.approval_expiry(call))]
     if call.is_intended:
         return []
     call.is_intended_here = True
@@ -211,7 +212,7 @@ def _recover_call(call: CallProgress, rules: AgentRules) -> Generator[Effect, An
         return []
     if (yield from _needs_approval(call, rules)):
         reason = "its outcome is unknown after a crash; approving runs it again"
-        return [_draft_approval_request(rules.run, call, reason=reason)]
+        return [_draft_approval_request(rules.run, call, reason=reason, expires_at=rules.approval_expiry(call))]
     return [draft_tool_result(rules.run, call, OUTCOME_UNKNOWN, is_error=True, effect=True, unknown=True)]
 
 
@@ -228,19 +229,27 @@ def _draft_tool_call(run: str, call: CallProgress) -> Draft:
 
 
 def _draft_approval_request(
-    run: str, call: CallProgress, *, reason: str | None = None, payload: object = None
+    run: str,
+    call: CallProgress,
+    *,
+    reason: str | None = None,
+    payload: object = None,
+    expires_at: int | None = None,
 ) -> Draft:
     data: dict[str, Any] = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
     if reason is not None:
         data["reason"] = reason
     if payload is not None:
         data["payload"] = payload
+    if expires_at is not None:
+        data["expires_at"] = expires_at
     return Draft(type="approval.requested", run=run, data=data)
 
 
 def draft_interrupt(run: str, call: CallProgress, payload: object) -> Draft:
     """Return the request for a person's answer that an `Interrupt` raised in a tool becomes."""
-    return _draft_approval_request(run, call, payload=payload)
+    draft = _draft_approval_request(run, call, payload=payload)
+    return replace(draft, data=draft.data | {"interrupt": True})
 
 
 def draft_tool_result(

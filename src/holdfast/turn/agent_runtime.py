@@ -72,6 +72,7 @@ class AgentRuntime:
             refusal_reason=self._refusal_reason,
             control_result=self._control_result,
             approval_check=self._approval_check,
+            approval_expiry=self._approval_expiry,
             is_idempotent=lambda call: call.name in self.spec.tools and self.spec.tools[call.name].idempotent,
             assign_call_ids=self.runtime.assign_call_ids,
             count_steps=lambda: self.runtime.progress.steps,
@@ -126,6 +127,10 @@ class AgentRuntime:
             return ControlResult(text=text, is_error=True, data={"turned_back": True})
         text = f"The conversation goes on with {target}."
         return ControlResult(text=f"{text} {reason}" if reason else text, data={"handoff": target})
+
+    def _approval_expiry(self, call: CallProgress) -> int | None:
+        seconds = self.spec.tools[call.name].approval_timeout
+        return None if seconds is None else self.runtime.store.clock.now() + round(seconds * 1_000_000)
 
     def _approval_check(self, call: CallProgress) -> bool | Callable[[], Any]:
         """Return whether a person must approve a call, or the user's function that decides this."""

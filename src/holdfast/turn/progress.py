@@ -31,6 +31,8 @@ class CallProgress:
     decision: bool | None = None
     reason: str | None = None
     payload: Any = None  # payload of an Interrupt
+    is_interrupt: bool = False  # the tool asked, not its `approval=`
+    answers: list[Any] = field(default_factory=list)  # what people answered to the interrupts of this call, in order
     is_intended_here: bool = False  # this process may run the call: without a result it has not run yet
 
     @property
@@ -79,6 +81,9 @@ class AgentProgress:
 
     def fold_event(self, type: str, data: dict[str, Any], message: Message | None = None) -> None:
         """Fold one event of this turn, stored or about to be."""
+        if type == "reply.edited":
+            self._replace_message(data["of"], message)
+            return
         if message is not None:
             self.messages.append(message)
             if not data.get("rejected") and not data.get("aside"):
@@ -103,6 +108,12 @@ class AgentProgress:
             self.is_handoff_refused = self.is_handoff_refused or bool(data.get("turned_back"))
             self._add_usage(data)  # usage of an agent that was called as a tool
 
+    def _replace_message(self, old: int, message: Message | None) -> None:
+        for messages in (self.messages, self.visible_messages):
+            for place, each in enumerate(messages):
+                if each.seq == old and message is not None:
+                    messages[place] = message
+
     def _fold_call_event(self, call: CallProgress, type: str, data: dict[str, Any]) -> None:
         if type == "tool.called":
             call.is_intended = True
@@ -111,8 +122,12 @@ class AgentProgress:
         elif type == "approval.requested":
             call.is_approval_requested, call.decision, call.is_intended = True, None, False
             call.payload, call.reason = data.get("payload"), data.get("reason")
+            call.is_interrupt = bool(data.get("interrupt"))
         elif type == "approval.decided":
             call.decision, call.reason = data["approved"], data.get("reason")
+            call.arguments = data.get("arguments", call.arguments)
+            if call.is_interrupt and call.decision:
+                call.answers.append(data.get("answer"))
 
     def _add_usage(self, data: dict[str, Any]) -> None:
         for name, amount in data.get("usage", {}).items():

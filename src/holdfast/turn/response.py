@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Any
 
 from holdfast.log.flow_paths import is_within
@@ -24,6 +25,14 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingCall(Pending):
+    """A call of any session that waits for a person."""
+
+    session_id: str
+    since: datetime  # when the person was asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """The answer to a question: `text`, and `output` if a shape was required; with the usage of the turn.
 
@@ -41,6 +50,15 @@ class Response:
     pending: list[Pending] = field(default_factory=list)
     run_id: str = ""
     stop_reason: str | None = None
+    session: Any = field(default=None, repr=False, compare=False)  # the session that it was given in
+
+    @property
+    def session_id(self) -> str | None:
+        return None if self.session is None else self.session.id
+
+    def __getstate__(self) -> list[Any]:
+        """A response is pickled without its session, which belongs to its process."""
+        return [None if each.name == "session" else getattr(self, each.name) for each in fields(self)]
 
     def __str__(self) -> str:
         return self.text

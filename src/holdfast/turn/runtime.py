@@ -429,7 +429,7 @@ class TurnRuntime:
                     message.seq, message.created_at = numbers[id(draft)], to_datetime(at)
 
     def response(self) -> Response:
-        return response_of(self.progress)
+        return replace(response_of(self.progress), session=self.session)
 
     def stop(self, reason: str = "") -> None:
         """Ask the turn to end, from another thread: at the next event of the model, or as soon as it waits for

@@ -30,6 +30,7 @@ from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store
 from holdfast.stores.messages import message_draft
 from holdfast.turn.agent_loop import draft_turn_interruption
+from holdfast.turn.expiry import expire_requests
 from holdfast.turn.flow_loop import refuse_shape
 from holdfast.turn.runtime import TurnRuntime
 
@@ -55,6 +56,9 @@ def begin_turn(
     store, log = runtime.store, runtime.log
     head = head or store.head(log)
     view = decode_view(head.view)
+    if view.turn is not None and view.turn.pending and expire_requests(store, log):
+        head = store.head(log)
+        view = decode_view(head.view)
     _refuse_unrunnable(view, log.id)
     if queued is not None and not any(seq == queued.seq for _, seq in view.queue):
         raise TurnCancelled  # another process ran it or took it out of the queue
@@ -121,6 +125,8 @@ def resume_turn(runtime: TurnRuntime) -> bool:
         return False
     if view.lifecycle != "live":
         raise LifecycleError("resume a turn of", status=view.status, legal=MOVES[view.status])
+    if turn.pending and expire_requests(store, log):
+        return resume_turn(runtime)
     if turn.pending:
         raise ApprovalPending(log.id, sorted(turn.pending))
     lease = store.lease(log)

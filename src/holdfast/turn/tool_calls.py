@@ -21,7 +21,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.errors import AgentError, NotJSON, TurnCancelled
 from holdfast.log import codec
 from holdfast.log.events import Draft
-from holdfast.tools.tool import Interrupt, MeteredResult, Tool, ToolContext, clip, render
+from holdfast.tools.tool import ANSWERS, Interrupt, MeteredResult, Tool, ToolContext, clip, render
 from holdfast.turn.agent_loop import draft_interrupt, draft_tool_result
 from holdfast.turn.progress import CallProgress
 from holdfast.turn.stream_events import ToolProgress
@@ -118,6 +118,7 @@ class ToolCallBatch:
         try:
             crashpoint("before tool")
             self.check_lease()
+            ANSWERS.set(iter(running_call.call.answers))
             result = running_call.tool.start(running_call.kwargs, running_call.context)
             if running_call.tool.is_async:
                 result = ASYNC_TOOL_LOOP.submit(_await_result(result)).result()
@@ -178,6 +179,7 @@ class ToolCallBatch:
         try:
             crashpoint("before tool")
             self.check_lease()
+            ANSWERS.set(iter(running_call.call.answers))
             result = await running_call.tool.start(running_call.kwargs, running_call.context)
             crashpoint("after tool")
             draft = self._draft_result(running_call, result)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from holdfast.server.auth import Reader, Writer
@@ -28,6 +29,26 @@ def list_approvals(caller: Reader, session_id: SessionId) -> Response:
     return json_response(_list_pending(caller.open_session(session_id)))
 
 
+@router.get(
+    "/approvals",
+    operation_id="list_waiting",
+    summary="Calls of all sessions that wait for a person",
+    response_model=responses.WaitingCalls,
+)
+def list_waiting(
+    caller: Reader,
+    user_id: Annotated[str | None, Query(max_length=512)] = None,
+    app_name: Annotated[str | None, Query(max_length=512)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    after: str | None = None,
+) -> Response:
+    """The waiting calls of up to `limit` sessions, newest session first; `after` is the last session of a page."""
+    found = Session.waiting(
+        store=caller.store, user_id=caller.resolve_owner(user_id), app_name=app_name, limit=limit, after=after
+    )
+    return json_response({"waiting": [pending_dict(each) | {"since": each.since.isoformat()} for each in found]})
+
+
 @router.post(
     "/sessions/{session_id}/approvals/{call_id:path}",
     operation_id="decide_approval",
@@ -40,10 +61,17 @@ def decide_approval(
     """Approve or refuse a call. The turn goes on with the next resume. Returns the calls that still wait."""
     if body.approved and body.reason is not None:
         raise field_error("reason", "a reason is for a refusal, and is told to the model: leave it out")
+    given = body.fields_sent()
+    if not body.approved and given.keys() & {"arguments", "answer"}:
+        raise field_error("approved", "arguments and answers are for approved calls: send true, or leave them out")
+    if "answer" in given and body.arguments is not None:
+        raise field_error("answer", "a call has an answer or other arguments, not both")
     session = caller.open_session(session_id)
     actor = actor_of(caller, body.actor)
-    if body.approved:
-        session.approve(call_id, actor=actor)
+    if "answer" in given:
+        session.answer(call_id, body.answer, actor=actor)
+    elif body.approved:
+        session.approve(call_id, arguments=body.arguments, actor=actor)
     else:
         session.deny(call_id, body.reason, actor=actor)
     server.feed.notify_append(session.log)

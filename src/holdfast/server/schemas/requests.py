@@ -338,6 +338,8 @@ class Decision(Act):
 
     approved: bool
     reason: Text | None = Field(default=None, description="The reason of a refusal; the model sees it.")
+    arguments: dict[str, Any] | None = Field(default=None, description="Run an approved call with these arguments.")
+    answer: Any = Field(default=None, description="The answer to the interrupt of a tool.")
 
 
 # -- state and facts ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from holdfast.session.facts import Fact as LibraryFact
 from holdfast.session.recovery import Unfinished as LibraryUnfinished
 from holdfast.turn.replay import Difference as LibraryDifference
 from holdfast.turn.response import Pending as LibraryPending
+from holdfast.turn.response import WaitingCall as LibraryWaitingCall
 from holdfast.turn.sent_context import Context as LibraryContext
 from holdfast.turn.sent_context import ContextPart as LibraryContextPart
 
@@ -285,6 +286,17 @@ class Pending(ResponseBody):
 
 class Approvals(ResponseBody):
     pending: list[Pending]
+
+
+@mirror(LibraryWaitingCall)
+class WaitingCall(ResponseBody):
+    """A call of any session that waits for a person."""
+
+    since: Time
+
+
+class WaitingCalls(ResponseBody):
+    waiting: list[WaitingCall]
 
 
 @mirror(LibraryUnfinished)
