@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.tools.tool import Interrupt, ToolContext, interrupt, tool
     from holdfast.turn.response import Response
 
+    __version__: str
+
 __all__ = [
     "Agent",
     "Budget",
@@ -69,6 +71,11 @@ _HOMES = {  # the module of each public name
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class or a function
     """Import a public name and keep it, so that this runs once for each name."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        globals()[name] = version(__name__)
+        return globals()[name]
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import apsw
 import pytest
 
 from holdfast.stores import PostgresStore, SQLiteStore
+from tests.cli.terminal import HOLDFAST, clean_environment
 from tests.kit.postgres import PostgresServer
 
 
@@ -21,9 +21,13 @@ class DoctorCommand:
         self.home = home
 
     def run(self, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from holdfast.cli.main import main; main()", "doctor", *args]
-        env = {"HOME": str(self.home), "PATH": "", "HOLDFAST_PORT": "0", **environ}
+        command = [*HOLDFAST, "doctor", *args]
+        env = clean_environment(self.home) | {"HOLDFAST_PORT": "0", **environ}
         return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+
+    def serve(self, *args: str) -> subprocess.CompletedProcess[str]:
+        env = clean_environment(self.home)
+        return subprocess.run([*HOLDFAST, "serve", *args], capture_output=True, text=True, check=False, env=env)
 
     def __call__(self, *args: str, **environ: str) -> dict[str, tuple[str, str]]:
         found = self.run(*args, "--json", **environ)
@@ -131,4 +135,10 @@ def test_it_sees_what_cannot_work(doctor: DoctorCommand) -> None:
     assert doctor("--work-root", str(doctor.home))["work root"][0] == "ok"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert doctor("--port", str(port))["port"][0] == "warn"
+        verdict, text = doctor("--port", str(port))["port"]
+        assert (verdict, "--port 0 takes a free one" in text) == ("fail", True)
+        found = doctor.run("--port", str(port))
+        assert found.returncode == 1
+        served = doctor.serve("--port", str(port))  # the verdict is true
+        assert served.returncode == 2
+    assert doctor.run("--port", str(port)).returncode == 0

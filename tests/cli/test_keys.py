@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from holdfast.server.api_keys import find_key
 from holdfast.stores import SQLiteStore
+from tests.cli.terminal import HOLDFAST, clean_environment
 
 
 class KeysCommand:
@@ -18,8 +18,8 @@ class KeysCommand:
         self.home, self.url = home, f"sqlite:///{home / 'sessions.db'}"
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from holdfast.cli.main import main; main()", "keys", *args]
-        environ = {"HOME": str(self.home), "PATH": "", **(env or {"HOLDFAST_STORE": self.url})}
+        command = [*HOLDFAST, "keys", *args]
+        environ = clean_environment(self.home) | (env or {"HOLDFAST_STORE": self.url})
         return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
 
 
@@ -84,6 +84,13 @@ def test_exit_codes_tell_what_happened(keys: KeysCommand) -> None:
         found = keys(*args)
         assert found.returncode == 2, args
         assert "Traceback" not in found.stderr
+
+
+def test_errors_are_json_for_scripts(keys: KeysCommand) -> None:
+    for args in (["list"], ["revoke", "x"], ["create", "--store", "memory:"], ["create", "--expires-days", "0"]):
+        found = keys(*args, "--json")
+        assert (found.returncode, found.stderr) == (2, ""), args
+        assert json.loads(found.stdout)["code"] == "invalid_argument"
 
 
 def test_without_a_store_it_is_the_one_a_server_would_use(keys: KeysCommand) -> None:

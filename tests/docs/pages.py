@@ -25,6 +25,8 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 KINDS = ("python", "text", "sh", "console", "sql")
 QUIET = 1.0  # seconds after which a stream that goes on for ever counts as complete
 _FILE = re.compile(r"# (\w+\.py)\n")
+_ERROR = '{"error":"'  # how an answer of the server begins that is not what was asked for
+_WRITTEN = re.compile(r"-o (\S+)")
 _RUN_ID = re.compile(r'"run_id":"(\w+)"')
 
 
@@ -68,6 +70,7 @@ class Page:
         assert self._printed is not None, f"{self.path.name} says what nothing printed: {expected}"
         if not matches_page(expected, self._printed):
             raise AssertionError(f"{self.path.name} says\n{expected}\nand what is printed is\n{self._printed}")
+        assert (_ERROR in self._printed) == (_ERROR in expected), f"{self.path.name} has an error: {self._printed}"
         self._printed = None
 
     def _sh(self, code: str) -> None:
@@ -94,6 +97,8 @@ class Page:
                 os.killpg(process.pid, signal.SIGTERM)  # SIGINT is ignored below a shell that runs in the background
             status = process.wait(PATIENCE)
             assert goes_on or status == 0, f"{code}\nended with {status}"
+            for name in _WRITTEN.findall(code):
+                assert _ERROR not in (self.folder / name).read_text(), f"{code}\n{(self.folder / name).read_text()}"
             return Path(out.name).read_text()
 
     def _console(self, code: str) -> None:
@@ -162,3 +167,8 @@ def _wait_until_quiet(out: Path) -> None:
 
 def list_blocks(page: Path, language: str) -> list[str]:
     return [code for found, code in BLOCK.findall(page.read_text()) if found == language]
+
+
+def run_page() -> None:
+    """Run the page that the command line names, in the working directory."""
+    Page(Path(sys.argv[1]), Path.cwd()).run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def test_the_code_on_a_page_runs_and_prints_what_it_says(
     for name in ("HOLDFAST_STORE", "HOLDFAST_TOKEN", "HOLDFAST_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = {}
     if kind == "postgres":
         server: PostgresServer = request.getfixturevalue("postgres_server")

@@ -246,6 +246,11 @@ MUTANTS = (
         ("stores.verification", "if not _has_blob(store, log, digest):", "if False:"),
     ),
     mutant(
+        "the end of an export is not checked",
+        "altered logs",
+        ("session.export", "head=self._head, hash=self._head_hash", "head=None, hash=None"),
+    ),
+    mutant(
         "events may stand behind the head", "altered logs", ("stores.verification", "if beyond and", "if False and")
     ),
     mutant(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Agent, Message, Session, tool
+from holdfast.errors import InvalidArgument
 from holdfast.log.messages import ToolResult
 from holdfast.models.base import ModelRequest
 from holdfast.stores import SQLiteStore
@@ -32,6 +33,19 @@ class Step:
         return "\n".join([f"\n{self.title}", *(f"  {line}" for line in self.lines)])
 
 
+def check_new_files(keep: Path) -> None:
+    """Raise InvalidArgument if the demo cannot make its files: it writes into no file that exists."""
+    for file in (keep, _export_file(keep)):
+        if file.exists():
+            raise InvalidArgument(f"{file} exists already: give --keep another name, or remove the file first")
+    if not os.access(keep.absolute().parent, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"{keep.absolute().parent} is no folder that can be written: choose another one")
+
+
+def _export_file(database: Path) -> Path:
+    return database.with_suffix(".jsonl")
+
+
 def run_demo(keep: Path | None = None) -> Iterator[Step]:
     """Yield the steps; each really happens before it is shown."""
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
@@ -42,7 +56,7 @@ def run_demo(keep: Path | None = None) -> Iterator[Step]:
             yield _reopen_session(session)
             yield _finish_turn(session, path)
             yield _fork_and_compare(session)
-            yield _verify_export(session, path.parent)
+            yield _verify_export(session, _export_file(path))
 
 
 def _kill_writer(path: Path) -> Step:
@@ -124,20 +138,20 @@ def _fork_and_compare(session: Session) -> Step:
     )
 
 
-def _verify_export(session: Session, folder: Path) -> Step:
-    exported = folder / "demo.jsonl"
+def _verify_export(session: Session, exported: Path) -> Step:
     exported.write_text(session.export(), encoding="utf-8")
     verdict = session.verify()
     lines = exported.read_text(encoding="utf-8").splitlines()
     forged = "\n".join(lines).replace("by train", "by boat")
     from holdfast.session.export import read_jsonl
 
-    found = read_jsonl(forged).verify()
+    found, cut = read_jsonl(forged).verify(), read_jsonl("\n".join(lines[:-1])).verify()
     return Step(
-        "5. The log is verified and exported; a forged export is caught.",
+        "5. The log is verified and exported; a forged export and a cut one are caught.",
         [
             f"verify(): {'holds' if verdict else verdict.reason}, {verdict.checked} events",
             f"exported {len(lines)} lines, {exported.stat().st_size} bytes",
+            f"without the last line: {cut.reason}",
             f"with one word changed: {found.reason}",
         ],
     )

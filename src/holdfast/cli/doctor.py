@@ -15,7 +15,8 @@ from typing import Literal
 
 import click
 
-from holdfast.cli.options import server_options
+from holdfast.cli.options import FREE_PORT, server_options
+from holdfast.cli.output import json_option
 from holdfast.errors import AgentError, SchemaTooNew
 from holdfast.server.config import Config
 
@@ -38,20 +39,23 @@ class Finding:
 
 @click.command()
 @server_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
+@json_option
 def doctor(as_json: bool, **flags: object) -> None:
-    """Look at everything a server needs, as `holdfast serve` would be started with these flags and variables.
+    """Check whether `holdfast serve` would start here.
+
+    Looks at everything that a server needs, with these flags and variables, and changes nothing.
 
     Exit code 0: it would start; 1: something has to be put right first.
     """
-    found = list(examine(os.environ, **flags))
+    colours = {"ok": "green", "warn": "yellow", "fail": "red"}
+    found = []
+    for each in examine(os.environ, **flags):
+        found.append(each)
+        if not as_json:  # at once: the check of a database that is away takes seconds
+            click.echo(f"{click.style(f'{each.verdict:<4}', fg=colours[each.verdict])}  {each.what}: {each.text}")
     is_well = all(each.verdict != "fail" for each in found)
     if as_json:
         click.echo(json.dumps({"ok": is_well, "findings": [asdict(each) for each in found]}))
-    else:
-        colours = {"ok": "green", "warn": "yellow", "fail": "red"}
-        for each in found:
-            click.echo(f"{click.style(f'{each.verdict:<4}', fg=colours[each.verdict])}  {each.what}: {each.text}")
     sys.exit(0 if is_well else 1)
 
 
@@ -239,8 +243,8 @@ def _check_port(config: Config) -> Finding:
             wire.bind((config.host, config.port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or "no such port"
-        text = f"{config.host}:{config.port} cannot be listened on ({reason}): is a server running already?"
-        return Finding(what="port", verdict="warn", text=text)
+        text = f"{config.host}:{config.port} cannot be listened on ({reason}): {FREE_PORT}"
+        return Finding(what="port", verdict="fail", text=text)
     return Finding(what="port", verdict="ok", text=f"{config.host}:{config.port} is free")
 
 

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
-from holdfast.errors import AgentError, InvalidArgument
-
-if TYPE_CHECKING:
-    from holdfast.stores.base import Store
-
-_store_option = click.option(
-    "--store",
-    "url",
-    envvar="HOLDFAST_STORE",
-    help="The server's store, e.g. sqlite:///sessions.db; without it, the one that `holdfast serve` would use.",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
+from holdfast.cli.output import CommandGroup, exit_on_error, json_option
+from holdfast.cli.store import open_server_store, store_option
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Make, list and revoke the API keys of a server.
 
@@ -36,13 +23,19 @@ def keys() -> None:
 
 
 @keys.command()
-@click.option("--role", type=click.Choice(["read", "write", "admin"]), default="write", show_default=True)
+@click.option(
+    "--role",
+    type=click.Choice(["read", "write", "admin"]),
+    default="write",
+    show_default=True,
+    help="What the key may do.",
+)
 @click.option("--user", help="The only user whose sessions the key opens; without it, those of every user.")
 @click.option("--tenant", default="", help="The tenant; without it, the one that has no name.")
 @click.option("--name", help="What the key is for, to tell it from others.")
 @click.option("--expires-days", type=float, help="Days that the key lives; without it, until it is revoked.")
-@_store_option
-@_json_option
+@store_option
+@json_option
 def create(
     role: Any,  # noqa: ANN401 - one of the three
     user: str | None,
@@ -55,7 +48,7 @@ def create(
     """Make a key and show it, this once."""
     from holdfast.server.api_keys import create_key
 
-    with _open_key_store(url, create=True) as store:
+    with exit_on_error("keys", as_json=as_json), open_server_store(url, create=True) as store:
         key, info = create_key(store, role=role, tenant=tenant, user=user, name=name, expires_days=expires_days)
         if as_json:
             click.echo(json.dumps({"key": key} | info.to_public_dict(store.clock.now())))
@@ -65,13 +58,13 @@ def create(
 
 
 @keys.command("list")
-@_store_option
-@_json_option
+@store_option
+@json_option
 def list_(url: str | None, as_json: bool) -> None:
     """Show what is known of all keys, of every tenant; never the keys themselves."""
     from holdfast.server.api_keys import list_keys
 
-    with _open_key_store(url) as store:
+    with exit_on_error("keys", as_json=as_json), open_server_store(url) as store:
         now = store.clock.now()
         found = [info.to_public_dict(now) for info in list_keys(store)]
     if as_json:
@@ -95,13 +88,13 @@ def list_(url: str | None, as_json: bool) -> None:
 
 @keys.command()
 @click.argument("key_id", metavar="ID")
-@_store_option
-@_json_option
+@store_option
+@json_option
 def revoke(key_id: str, url: str | None, as_json: bool) -> None:
     """End the key with this ID (what is between the first two '_' of a key)."""
     from holdfast.server.api_keys import revoke_key
 
-    with _open_key_store(url) as store:
+    with exit_on_error("keys", as_json=as_json), open_server_store(url) as store:
         is_done = revoke_key(store, key_id)
     if as_json:
         click.echo(json.dumps({"id": key_id, "revoked": is_done}))
@@ -110,24 +103,6 @@ def revoke(key_id: str, url: str | None, as_json: bool) -> None:
     else:
         click.echo(f"there is no key {key_id!r}: holdfast keys list", err=True)
     sys.exit(0 if is_done else 1)
-
-
-@contextmanager
-def _open_key_store(url: str | None, *, create: bool = False) -> Iterator[Store]:
-    from holdfast.server.config import Config
-
-    try:
-        config = Config.from_env(os.environ, store=url)
-        if config.store.startswith("memory:"):
-            raise InvalidArgument("keys in memory end with this command: give --store, e.g. sqlite:///sessions.db")
-        file = Path(config.store.removeprefix("sqlite:///"))
-        if config.store.startswith("sqlite:///") and not create and not file.exists():
-            raise InvalidArgument(f"{file} does not exist, so there are no keys in it")
-        with config.open_store() as store:
-            yield store
-    except AgentError as error:
-        click.echo(f"holdfast keys: {error}", err=True)
-        sys.exit(2)
 
 
 def _format_time(moment: str | None) -> str:

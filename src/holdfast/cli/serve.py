@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 
 import click
 
-from holdfast.cli.options import server_options
-from holdfast.errors import AgentError, MissingExtra
+from holdfast.cli.options import FREE_PORT, server_options
+from holdfast.cli.output import exit_on_error
+from holdfast.errors import InvalidArgument, MissingExtra
 
 
 @click.command()
 @click.argument("app", required=False)
 @server_options
 def serve(app: str | None, **flags: object) -> None:
-    """Serve sessions over HTTP on port 2323.
+    """Serve sessions over HTTP.
 
     APP is a Python file or module (`app.py`, `package.module:app`) that defines agents and tools; without one, agents
     are made over HTTP. Exit code 0: stopped; 2: the settings or APP cannot be used.
     """
-    try:
+    with exit_on_error("serve"):
         _serve(app, flags)
-    except AgentError as error:
-        click.echo(f"holdfast serve: {error}", err=True)
-        sys.exit(2)
 
 
 def _serve(app: str | None, flags: dict[str, object]) -> None:
@@ -48,8 +45,9 @@ def _serve(app: str | None, flags: dict[str, object]) -> None:
     try:
         sockets = bind_sockets(config)
     except OSError as error:
-        click.echo(f"holdfast serve: cannot listen on {config.host}:{config.port}: {error.strerror}", err=True)
-        sys.exit(2)
+        raise InvalidArgument(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}): {FREE_PORT}"
+        ) from error
     config = replace(config, port=sockets[0].getsockname()[1])
     server = Server(store, config, token=None if token is None else token.value, **found._asdict())
     click.echo(f"holdfast serves {config.url} from {store!r}", err=True)

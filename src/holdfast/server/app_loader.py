@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from holdfast.agent import Agent
-from holdfast.errors import InvalidArgument
+from holdfast.errors import AgentError, InvalidArgument
 from holdfast.log.identifiers import check_id
 from holdfast.memory.memory import Memory
 from holdfast.tools.tool import Tool
@@ -33,7 +34,7 @@ def load_app(target: str) -> App:
     Named or not, `app` is an agent, or a list or dict of agents; without one, every agent of the module counts. An
     agent's id is its name, else the variable or key that holds it. Stored agents can use the tools of these agents and
     every `@tool` of the module by name, except tools that come with an agent's memory. A `Memory` of the module is the
-    server's; of several, the one named `memory`.
+    server's; of several, the one named `memory`. Raises InvalidArgument for a module that cannot be loaded.
     """
     module, wanted = _load_module(target)
     if wanted is not None and not hasattr(module, wanted):
@@ -66,20 +67,36 @@ def _load_module(target: str) -> tuple[ModuleType, str | None]:
     place, colon, wanted = target.rpartition(":")
     if not colon:
         place, wanted = target, ""
-    if place.endswith(".py") or "/" in place:
-        module = _load_file(Path(place))
-    else:
-        if "" not in sys.path:
-            sys.path.insert(0, "")  # as `python -m` does: finds modules in the working directory
-        try:
-            module = import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise  # the module exists, and one of its own imports is missing
-            raise InvalidArgument(f"{target!r}: there is no module {place!r}; a file is named with its .py") from error
-        except (ValueError, TypeError) as error:
-            raise InvalidArgument(f"{target!r} is not the name of a module: write app.py or module:app") from error
+    is_file = place.endswith(".py") or "/" in place
+    try:
+        module = _load_file(Path(place)) if is_file else _import_module(target, place)
+    except (Exception, SystemExit) as error:
+        found = _find_user_line(error)
+        if found is None:  # no line of the module was run
+            if isinstance(error, SyntaxError):
+                raise InvalidArgument(_syntax_error_text(place, error)) from error
+            raise
+        text = " ".join(str(error).split())
+        if not isinstance(error, AgentError):
+            text = f"{type(error).__name__}: {text}".removesuffix(": ")
+            text += f"; `python {place if is_file else f'-m {place}'}` shows the traceback"
+        raise InvalidArgument(f"{found[0]}, line {found[1]}: {text}") from error
     return module, wanted or None
+
+
+def _import_module(target: str, name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: finds modules in the working directory
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module exists, and one of its own imports is missing
+        raise InvalidArgument(f"{target!r}: there is no module {name!r}; a file is named with its .py") from error
+    except (ValueError, TypeError) as error:
+        if _find_user_line(error) is not None:
+            raise
+        raise InvalidArgument(f"{target!r} is not the name of a module: write app.py or module:app") from error
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -97,6 +114,20 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[_MODULE]
         raise
     return module
+
+
+def _find_user_line(error: BaseException) -> tuple[str, int] | None:
+    """Return the file and the line of the loaded module that led to the error; None if no line of it was run."""
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen "):
+            return Path(file).name, line
+    return None
+
+
+def _syntax_error_text(place: str, error: SyntaxError) -> str:
+    name = place if error.filename is None else Path(error.filename).name
+    return f"{name}, line {error.lineno}: {error.msg}" if error.lineno else f"{name}: {error.msg}"
 
 
 def _agents_of_module(module: ModuleType) -> Iterator[tuple[str, Agent]]:

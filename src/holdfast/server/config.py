@@ -42,6 +42,7 @@ class Setting:
     flag: str | None
     variable: str | None
     default: Any
+    shown: str  # its default in words, for people
     help: str
     kind: type  # str, int, float, bool, or tuple for a list of texts
     separator: str  # between the texts of a list in a variable
@@ -273,10 +274,9 @@ def settings_table() -> str:
     """Return the table of the documentation, in Markdown."""
     lines = ["| flag | variable | default | |", "|---|---|---|---|"]
     for setting in SETTINGS:
-        shown = next(each for each in fields(Config) if each.name == setting.name).metadata["shown"]
         flag = f"`{setting.flag}`" if setting.flag else ""
         variable = f"`{setting.variable}`" if setting.variable else ""
-        lines.append(f"| {flag} | {variable} | {shown or _format_default(setting.default)} | {setting.help} |")
+        lines.append(f"| {flag} | {variable} | {setting.shown} | {setting.help} |")
     return "\n".join(lines) + "\n"
 
 
@@ -324,6 +324,7 @@ def _collect_settings() -> tuple[Setting, ...]:
                 flag=flag,
                 variable=metadata["variable"],
                 default=each.default,
+                shown=metadata["shown"] or _format_default(each.default),
                 help=metadata["help"],
                 kind=type(each.default),
                 separator=metadata["separator"],

@@ -1,15 +1,19 @@
-"""Export, import and verification of a session. An import is refused unless the hash chain of the export verifies."""
+"""Export, import and verification of a session. An import is refused unless the hash chain of the export verifies.
+
+The first line of an export names the last event, so that a file without its end does not verify.
+"""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import html
+import io
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.errors import CorruptLog, InvalidArgument, NotJSON, SchemaTooNew
+from holdfast.errors import AgentError, CorruptLog, InvalidArgument, NotJSON, SchemaTooNew
 from holdfast.log import chain, codec
 from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, message_data
 from holdfast.log.identifiers import check_id
@@ -68,8 +72,11 @@ class ExportMethods:
 
         Raises CorruptLog, before anything is stored, if the hash chain of the export does not verify.
         """
-        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
-        exported = read_jsonl(text)
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                exported = read_lines(file)
+        else:
+            exported = read_jsonl(source)
         verdict = exported.verify()
         if not verdict:
             raise CorruptLog(f"the export does not verify: {verdict.reason}")
@@ -96,7 +103,8 @@ def export_jsonl(store: Store, log: Log) -> str:
     lines: list[str] = []
     removed = verification.blobs_removed(store, log)
     seen = set(removed)
-    for row in store.walk(log, 1, store.head(log).head):
+    end = store.head(log)
+    for row in store.walk(log, 1, end.head):
         event = Event(row)
         line: dict[str, Any] = {
             "seq": row.seq,
@@ -133,6 +141,8 @@ def export_jsonl(store: Store, log: Log) -> str:
                 "user_id": log.user_id,
                 "app_name": log.app_name,
                 "removed": sorted(removed),
+                "head": end.head,
+                "hash": end.hash.hex(),
             }
         lines.append(codec.encode(line, room=codec.WRAPPING_DEPTH).decode())
     return "\n".join(lines) + "\n"
@@ -160,9 +170,17 @@ class JsonlExport:
     """A parsed jsonl export. It is not verified until `verify` returns true."""
 
     def __init__(
-        self, about: dict[str, Any], rows: list[Row], blobs: dict[str, bytes], line_fields: list[dict[str, Any]]
+        self,
+        about: dict[str, Any],
+        rows: list[Row],
+        blobs: dict[str, bytes],
+        line_fields: list[dict[str, Any]],
+        cut_line: int | None = None,
     ) -> None:
         self._line_fields = line_fields  # of each line, the fields that a person reads
+        self._cut_line = cut_line  # the number of a last line that ends too early
+        self._head: int | None = about.get("head")  # the number of the last event; None: an older holdfast wrote it
+        self._head_hash = None if self._head is None else bytes.fromhex(about["hash"])
         self.id: str = about["id"]
         self.origin: str = about["origin"]
         self.user_id: str | None = about.get("user_id")
@@ -170,9 +188,14 @@ class JsonlExport:
         self.removed_blobs: list[str] = about.get("removed", [])  # digests of blobs that a redaction removed
         self.rows, self.blobs = rows, blobs
 
+    @property
+    def is_end_known(self) -> bool:
+        """Whether the export names its last event. If not, an export without its last lines verifies."""
+        return self._head is not None
+
     def verify(self) -> chain.Verification:
         """Check the hash chain, the bytes of every blob, and that the readable fields of each line match its event."""
-        found = chain.verify(self.origin, self.rows)
+        found = self._verify_chain()
         if found:
             removed = {*blobs_removed(self.rows), *self.removed_blobs}
             for row in self.rows:
@@ -186,6 +209,15 @@ class JsonlExport:
                     return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
         return found
 
+    def _verify_chain(self) -> chain.Verification:
+        if self._cut_line is None:
+            return chain.verify(self.origin, self.rows, head=self._head, hash=self._head_hash)
+        found = chain.verify(self.origin, self.rows)
+        if not found:
+            return found
+        reason = f"line {self._cut_line} is cut off: the file ends inside it"
+        return chain.Verification(ok=False, checked=found.checked, first_bad=found.checked + 1, reason=reason)
+
     def _fields_of_row(self, row: Row) -> dict[str, Any]:
         """Return the readable fields that the line of this row must have."""
         event = Event(row)
@@ -197,18 +229,31 @@ class JsonlExport:
 
 
 def read_jsonl(text: str) -> JsonlExport:
-    """Parse a jsonl export without verifying it. Raises InvalidArgument for a line that is not part of an export, and
-    SchemaTooNew for an export of a newer version."""
+    """Parse the text of a jsonl export, as `read_lines` does."""
+    return read_lines(io.StringIO(text, newline="\n"))
+
+
+def read_lines(lines: Iterable[str | bytes]) -> JsonlExport:
+    """Parse the lines of a jsonl export, each with its line end, without verifying it.
+
+    Raises InvalidArgument for a line that is not part of an export, and SchemaTooNew for an export of a newer version.
+    A last line that has no line end and is no JSON was cut: `verify` reports it.
+    """
     about: dict[str, Any] | None = None
     rows: list[Row] = []
     blobs: dict[str, bytes] = {}
     line_fields: list[dict[str, Any]] = []
     tokens = 0
-    for number, text_line in enumerate(text.split("\n"), 1):
+    for number, text_line in enumerate(lines, 1):
         if not text_line.strip():
             continue
         try:
             line = codec.parse(text_line, room=codec.WRAPPING_DEPTH)
+        except NotJSON as error:
+            if about is not None and text_line[-1:] not in ("\n", b"\n"):
+                return JsonlExport(about, rows, blobs, line_fields, cut_line=number)
+            raise _bad_line_error(number, error) from error
+        try:
             about = about or _read_log_header(line)
             row = _parse_row(line, tokens)
             tokens = row.tokens
@@ -217,13 +262,25 @@ def read_jsonl(text: str) -> JsonlExport:
             line_fields.append({name: line[name] for name in readable})
             for digest, data in line.get("blobs", {}).items():
                 blobs[digest] = base64.b64decode(data, validate=True)
-        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, SchemaTooNew):
                 raise
-            raise InvalidArgument(f"line {number} is not a line of a jsonl export: {error!r}") from error
+            raise _bad_line_error(number, error) from error
     if about is None:
         raise InvalidArgument("the export is empty")
     return JsonlExport(about, rows, blobs, line_fields)
+
+
+def _bad_line_error(number: int, error: Exception) -> InvalidArgument:
+    """Return the error about a line that is not part of an export, in words for a person."""
+    if isinstance(error, KeyError):
+        why = f"{error} is missing"
+    else:
+        why = str(error) if isinstance(error, AgentError) else "a value is not as in an export"
+    return InvalidArgument(
+        f"line {number} is not a line of a jsonl export: {why}. Give what session.export() returned, as text or as a "
+        "Path"
+    )
 
 
 def _read_log_header(line: dict[str, Any]) -> dict[str, Any]:
@@ -234,6 +291,10 @@ def _read_log_header(line: dict[str, Any]) -> dict[str, Any]:
         )
     if not isinstance(about["id"], str) or not isinstance(about["origin"], str):
         raise NotJSON("the first line must say which log it is")
+    if "head" in about or "hash" in about:
+        if type(about["head"]) is not int or not isinstance(about["hash"], str) or len(about["hash"]) != 64:
+            raise NotJSON("'head' and 'hash' of the first line must be a number and 64 hexadecimal digits")
+        bytes.fromhex(about["hash"])
     return about
 
 

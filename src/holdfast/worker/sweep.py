@@ -88,6 +88,8 @@ def sweep(
         now = store.clock.now()
         for due in store.due_for_sweep(now, limit=1_000_000):
             _preview_session(store, due, now, report)
+            if on_batch is not None and report.looked % batch == 0:
+                on_batch(report)
         return report
     sweeper = _Sweeper.begin(store)
     if sweeper is None:
