@@ -26,6 +26,8 @@ def serve(app: str | None, **flags: object) -> None:
     except AgentError as error:
         click.echo(f"holdfast serve: {error}", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(0)  # before it served
 
 
 def _serve(app: str | None, flags: dict[str, object]) -> None:
