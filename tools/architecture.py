@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pure decisions", ("policy",)),
     ("pure log", ("log",)),
     ("helpers", ("concurrency", "http_client", "data_dir")),
-    ("floor", ("errors", "clock", "crashpoints")),
+    ("floor", ("errors", "clock", "crashpoints", "diagnostics")),
 )
 # Packages of this layer may import each other: a session makes its default agent, an agent opens a session.
 USERS = "what users hold"

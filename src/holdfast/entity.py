@@ -22,7 +22,7 @@ from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_id, check_name
 from holdfast.stores.base import Log, SessionStore, Store
 from holdfast.stores.lease import Claim, encode_holder, lease_seconds
-from holdfast.stores.lease_renewal import Renewal
+from holdfast.stores.lease_renewal import Renewal, report_takeover
 from holdfast.stores.urls import open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -175,10 +175,14 @@ class Entity:
         pause = 0.001
         while True:
             try:
-                return self.store.append(log, [], claim=claim).epoch
+                done = self.store.append(log, [], claim=claim)
             except SessionBusy:
                 if deadline is not None and ids.monotonic() >= deadline:
                     raise
+            else:
+                if done.has_taken_over:
+                    report_takeover(log)
+                return done.epoch
             ids.sleep(pause)
             pause = min(pause * 1.5, 0.05)
 

@@ -68,6 +68,7 @@ def _raw(text: str) -> Plant:
     return _in_body("POST", MESSAGES_PATH, lambda secret: text.replace("SECRET", secret).encode())
 
 
+TOOL = "what a tool stumbles over"  # the server's owner wrote the tool, and finds the text in its traceback, only there
 PLACES: dict[str, Plant] = {
     "a key that is none": _in_header("Authorization", "Bearer {}", trusted=False),
     "a key of our shape": _in_header("Authorization", "Bearer hf_abcd1234_{}", trusted=False),
@@ -100,7 +101,7 @@ PLACES: dict[str, Plant] = {
     "a message": _in_body("POST", MESSAGES_PATH, lambda secret: {"messages": [{"role": "user", "content": secret}]}),
     "a question": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"hello {secret}"}),
     "a streamed question": _in_body("POST", MESSAGE_PATH + "/stream", lambda secret: {"message": f"hello {secret}"}),
-    "what a tool stumbles over": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"stumble {secret}"}),
+    TOOL: _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"stumble {secret}"}),
     "what a model fails with": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"fail {secret}"}),
     "what the code fails with": _in_body("POST", MESSAGE_PATH, lambda secret: {"message": f"crash {secret}"}),
     "the same, streamed": _in_body("POST", MESSAGE_PATH + "/stream", lambda secret: {"message": f"crash {secret}"}),
@@ -220,7 +221,9 @@ class SecretSearch:
 
     def search_logs(self) -> None:
         """Search everything that is not an answer to the caller that planted the secret."""
-        sinks = {"the log": self._process.log}
+        log = self._process.log
+        shown, tracebacks = _separate_tool_tracebacks(log)
+        sinks = {"the log": shown}
         for path in ("/metrics", "/openapi.json", "/", "/health", "/ready"):
             answer = self._caller.ask("GET", path, AUTHORIZED)
             sinks[path] = str(answer.headers) + answer.body.decode()
@@ -230,7 +233,12 @@ class SecretSearch:
             self.failures += [
                 f"{sink} has {each}: {_quote_context(text, each.partition(' ')[0])}" for each in found[:5]
             ]
-        lines = [line for line in sinks["the log"].splitlines() if not line.startswith("holdfast serves ")]
+        is_shown = {secret: secret in tracebacks.lower() for secret in self._planted}
+        others = [place for secret, place in self._planted.items() if place != TOOL and is_shown[secret]]
+        self.failures += [f"the traceback of a tool has {place}" for place in others]
+        if not any(is_shown[secret] for secret, place in self._planted.items() if place == TOOL):
+            self.failures.append("the log has no traceback of the tool that failed")
+        lines = [line for line in log.splitlines() if not line.startswith("holdfast serves ")]
         self.lines = len(lines)
         self.failures += [f"a line of the log is no JSON: {line[:300]}" for line in lines if not _is_json(line)]
 
@@ -239,6 +247,18 @@ class SecretSearch:
 UNEXPECTED = ("what the code fails with", "the same, streamed")
 # Words of a provider, or of a tool's author, about what the same caller sent: that caller gets them, shortened.
 FROM_OUTSIDE = ("what a model fails with",)
+
+
+def _separate_tool_tracebacks(log: str) -> tuple[str, str]:
+    """The log without the tracebacks of the tool that fails, and those tracebacks."""
+    rest, tracebacks = [], []
+    for line in log.splitlines():
+        found = json.loads(line) if _is_json(line) else {}
+        if found.get("logger") == "holdfast" and found.get("tool") == "stumble":
+            tracebacks += found.pop("traceback", [])
+            line = json.dumps(found)
+        rest.append(line)
+    return "\n".join(rest), "\n".join(tracebacks)
 
 
 def _quote_context(text: str, found: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 
 import click
@@ -21,8 +22,11 @@ def serve(app: str | None, **flags: object) -> None:
     APP is a Python file or module (`app.py`, `package.module:app`) that defines agents and tools; without one, agents
     are made over HTTP. Exit code 0: stopped; 2: the settings or APP cannot be used.
     """
-    with exit_on_error("serve"):
-        _serve(app, flags)
+    try:
+        with exit_on_error("serve"):
+            _serve(app, flags)
+    except KeyboardInterrupt:
+        sys.exit(0)  # before it served
 
 
 def _serve(app: str | None, flags: dict[str, object]) -> None:

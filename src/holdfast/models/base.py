@@ -54,7 +54,8 @@ class ModelRequest:
     """One question to a model. What changes least comes first, so that the provider's cache finds it again.
 
     `system` may come in several pieces, the most stable first. `tool_choice` is "auto", "none", "required" or the name
-    of a tool. `options` go into the provider's request as they are; None takes a field out.
+    of a tool. `options` go into the provider's request as they are; None takes a field out. `session_id` and `run_id`
+    say who asks, for the records of the logger; they are not sent.
     """
 
     model: str = ""
@@ -67,6 +68,8 @@ class ModelRequest:
     tool_choice: str | None = None
     output_schema: Mapping[str, Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    session_id: str | None = field(default=None, repr=False, compare=False)
+    run_id: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def system_texts(self) -> list[str]:

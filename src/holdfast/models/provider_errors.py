@@ -6,7 +6,7 @@ Its own words are quoted where they help, shortened, and never with a key in the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -77,6 +77,7 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 MAX_QUOTE = 300
+MIN_SECRET = 8  # characters; a shorter text is found everywhere, and is no key
 
 
 def error_from_response(
@@ -140,6 +141,20 @@ def quote_message(message: str, api_key: str | None) -> str:
 def redact_secrets(text: str) -> str:
     """A text of unknown origin without what has the shape of a key."""
     return _SECRET.sub("[removed]", text)
+
+
+def redact_traceback(text: str, secrets: Iterable[str] = ()) -> str:
+    """A traceback without these secrets and without what has the shape of a key. A key has digits; a name in the source
+    code, such as `key_variables`, mostly has none and stays."""
+    for secret in secrets:
+        if len(secret) >= MIN_SECRET:
+            text = text.replace(secret, "[removed]")
+    return _SECRET.sub(_replace_key, text)
+
+
+def _replace_key(found: re.Match[str]) -> str:
+    has_digit = any(letter.isdigit() for letter in found[0])
+    return "[removed]" if has_digit or found[0][:6].lower() == "bearer" else found[0]
 
 
 def _build_error(

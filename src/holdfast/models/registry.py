@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import AuthenticationFailed, InvalidArgument
+from holdfast.errors import AgentError, AuthenticationFailed, InvalidArgument
 from holdfast.log.arguments import looks_like, unexpected_keyword
 from holdfast.models.endpoint import Codec, Dialect, Endpoint
 
@@ -239,6 +239,16 @@ class LanguageModel:
         return Endpoint(
             provider=provider, base_url=base_url, api_key=key, headers=headers, secrets=secrets, dialect=dialect
         )
+
+    def secrets(self) -> tuple[str, ...]:
+        """The texts that no record of the logger may quote: the key, a password of the URL, the values of headers."""
+        try:
+            endpoint = None if self.provider in _LOCAL else self.endpoint()
+        except AgentError:
+            return ()  # there is no usable key
+        if endpoint is None:
+            return ()
+        return tuple(filter(None, (endpoint.api_key, *endpoint.secrets, *endpoint.headers.values())))
 
     def __repr__(self) -> str:
         provider, model = self._provider_and_model or self._name_arguments

@@ -7,12 +7,14 @@ never leave this module, because its errors hold on to the request, and the requ
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.diagnostics import report
 from holdfast.errors import BadResponse, ProviderError, ProviderTimeout, ProviderUnavailable, StreamTruncated
 from holdfast.http_client import ClientPool, client_options, random_share
 from holdfast.models.base import ModelEvent, ModelRequest
@@ -63,6 +65,7 @@ class Transport:
                 wait = self._retry_delay(error, attempt, begun)
                 if has_yielded or wait is None:
                     raise
+                _report_retry(error, attempt, wait, endpoint, request)
             self.clock.sleep(wait)
 
     async def stream_async(self, codec: Codec, request: ModelRequest, endpoint: Endpoint) -> AsyncIterator[ModelEvent]:
@@ -79,6 +82,7 @@ class Transport:
                 wait = self._retry_delay(error, attempt, begun)
                 if has_yielded or wait is None:
                     raise
+                _report_retry(error, attempt, wait, endpoint, request)
             finally:
                 await events.aclose()
             await self._sleep_async(wait)
@@ -93,6 +97,7 @@ class Transport:
                 wait = self._retry_delay(error, attempt, begun)
                 if wait is None:
                     raise
+                _report_retry(error, attempt, wait, endpoint, None)
             self.clock.sleep(wait)
             attempt += 1
 
@@ -226,6 +231,26 @@ class Transport:
             await asyncio.sleep(seconds)
         else:
             self.clock.sleep(seconds)  # a clock that a test moves by hand does not block
+
+
+def _report_retry(
+    error: ProviderError, attempt: int, wait: float, endpoint: Endpoint, request: ModelRequest | None
+) -> None:
+    """Report an attempt that failed and is repeated. The error's text is left out: it quotes the provider."""
+    report(
+        logging.INFO,
+        "%(provider)s: attempt %(attempt)d failed (%(code)s), the next one is in %(seconds).2f s",
+        {
+            "session_id": None if request is None else request.session_id,
+            "run_id": None if request is None else request.run_id,
+            "provider": endpoint.provider,
+            "model": None if request is None else request.model,
+            "attempt": attempt + 1,
+            "seconds": wait,
+            "code": error.code,
+            "status": error.http_status,
+        },
+    )
 
 
 def _client_options(timeout: float) -> dict[str, Any]:

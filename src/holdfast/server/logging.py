@@ -1,7 +1,8 @@
 """The log of the server: one JSON object per line on stderr, never with content, never with a key.
 
 A log call has a fixed text and facts beside it (`extra=extra_fields(...)`). An exception is logged by its class and its
-traceback lines, not by its text, which may quote what a user wrote.
+traceback lines, not by its text, which may quote what a user wrote. The one exception is a tool that raised: its
+traceback is logged as the library reports it, with the text, because the tool is code of the server's owner.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import IO, Any
 
 import orjson
 
+from holdfast import diagnostics
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.log.times import to_datetime
 from holdfast.models.provider_errors import redact_secrets
@@ -27,7 +29,8 @@ access_log = logging.getLogger("holdfast.access")
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 MAX_TEXT = 2000  # characters of one text
-MAX_TRACE_LINES = 20  # lines of a traceback
+MAX_TRACE_LINES = 20  # calls in the traceback of an unexpected error
+MAX_TRACEBACK_LINES = 100  # lines in the traceback of a tool
 LOGGERS = ("holdfast", "uvicorn")
 
 
@@ -97,27 +100,34 @@ class JsonFormatter(logging.Formatter):
         if asked := request_id.get():
             line["request_id"] = asked
         line |= getattr(record, "fields", {})
-        if record.exc_info and record.exc_info[1] is not None:
+        is_library_record = record.name == diagnostics.LOGGER.name
+        if is_library_record:
+            line |= diagnostics.read_fields(record)
+        if is_library_record and record.exc_text is not None:
+            line["traceback"] = record.exc_text.splitlines()[-MAX_TRACEBACK_LINES:]
+        elif record.exc_info and record.exc_info[1] is not None:
             line |= describe_exception(record.exc_info[1])
+        # The library has redacted its tracebacks; the rest of its records is ids, which may look like keys.
+        cleaned = {key: self._clean_value(value, is_redacted=is_library_record) for key, value in line.items()}
         # ASCII only, so that no Unicode line break or control character can end the line.
-        text = json.dumps({key: self._clean_value(value) for key, value in line.items()}, default=_type_name)
+        text = json.dumps(cleaned, default=_type_name)
         return text.replace("\x7f", "\\u007f")
 
-    def _clean_value(self, value: object) -> object:
+    def _clean_value(self, value: object, *, is_redacted: bool) -> object:
         if isinstance(value, list | tuple):
-            return [self._clean_value(each) for each in value]
+            return [self._clean_value(each, is_redacted=is_redacted) for each in value]
         if not isinstance(value, str):
             return value
         for secret in self._secrets:
             value = value.replace(secret, "[removed]")
-        return redact_secrets(value[:MAX_TEXT])
+        return value[:MAX_TEXT] if is_redacted else redact_secrets(value[:MAX_TEXT])
 
 
 def describe_exception(error: BaseException) -> dict[str, Any]:
     """Return an exception without its text: its class and its traceback lines."""
     frames = traceback.extract_tb(error.__traceback__)[-MAX_TRACE_LINES:]
     return {
-        "error": f"{type(error).__module__}.{type(error).__qualname__}",
+        "error": diagnostics.class_name(error),
         "trace": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
     }
 

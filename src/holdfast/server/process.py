@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 from collections.abc import Iterator
 from types import FrameType
@@ -33,13 +34,12 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().shutdown(sockets)
-        self._captured_signals.clear()  # handled already: uvicorn would raise them again and end the process too early
-
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second Ctrl-C gives running turns back at once. uvicorn's own handler is left out: it would end the
+        process at the second Ctrl-C, with turns that are not given back and a traceback for each open request."""
+        if self.should_exit and sig == signal.SIGINT:
+            self._holdfast.runs.is_hurried = True
         self.stop()
-        super().handle_exit(sig, frame)
 
     def stop(self) -> None:
         """End the streams and stop; from a signal handler or another thread."""
@@ -68,8 +68,11 @@ def uvicorn_config(app: FastAPI, config: Config, **more: Any) -> uvicorn.Config:
 
 
 def run_server(server: Server, *, sockets: list[socket.socket] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    DrainingServer(uvicorn_config(create_app(server), server.config), server).run(sockets)
+    """Serve until SIGTERM or SIGINT; in the main thread. Leaves SIGINT ignored, so that an impatient Ctrl-C does not
+    cut the end of the process short."""
+    process = DrainingServer(uvicorn_config(create_app(server), server.config), server)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # uvicorn handles it while it serves
+    process.run(sockets)
 
 
 def bind_sockets(config: Config) -> list[socket.socket]:

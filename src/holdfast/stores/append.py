@@ -100,6 +100,7 @@ class AppendResult:
     at: int = 0
     has_retention: bool = False  # the session has a retention, which may ask for more
     has_queued_runs: bool = False  # something is to be run in the session
+    has_taken_over: bool = False  # the claim ended the lease of a process that is dead or was silent for too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,7 @@ def plan_append(
         at=at,
         has_retention=b'"retention":' in view,
         has_queued_runs=b'"queue":' in view,
+        has_taken_over=asked.claim is not None and asked.epoch is None and lease is not None,
     )
     once = None
     if asked.idempotency_key is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, decode_ulid, encode_ulid
+from holdfast.diagnostics import SLOW_SECONDS, report_slow_store
 from holdfast.errors import InvalidId, StoreUnavailable
 from holdfast.log.events import Draft, Row
 from holdfast.log.messages import Limits
@@ -83,12 +84,17 @@ class DocumentStore(MemoryStore):
         document: dict[str, Any] = {"version": VERSION, "id": name}
         if log.kind == "session":
             document = document_of(self, log)
+        began = self.clock.monotonic()
         try:
             self.documents.save(name, document | {"log": _pack_log(kept)})
         except Exception as error:
             raise StoreUnavailable(
                 f"save() of {self.documents!r} failed ({error!r}): the change was not made"
             ) from error
+        finally:
+            seconds = self.clock.monotonic() - began
+            if seconds > SLOW_SECONDS:
+                report_slow_store(type(self.documents).__name__, seconds)
 
     def create(
         self,

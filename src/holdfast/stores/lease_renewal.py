@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from holdfast.diagnostics import Fields, report
 from holdfast.errors import StaleEpoch, StoreError
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import lease_seconds
+
+
+def report_takeover(log: Log, run_id: str | None = None) -> None:
+    """Report that a claim ended the lease of another process."""
+    name, fields = _name_log(log)
+    text = f"the lease of {name} was taken over: its process ended, or was silent for too long"
+    report(logging.WARNING, text, {"run_id": run_id, **fields})
+
+
+def _name_log(log: Log) -> tuple[str, Fields]:
+    """Return the name of a log in the text of a record, and its fields."""
+    if log.kind == "session":
+        return "session %(session_id)s", {"session_id": log.id}
+    return "%(kind)s %(key)s", {"kind": log.kind, "key": log.id}
 
 
 class Renewal:
@@ -70,9 +86,14 @@ class Renewal:
             self._store.renew(self._log, self._epoch, self._seconds)
             self.deadline = began + self._seconds
         except StaleEpoch:
+            name, fields = _name_log(self._log)
+            report(logging.DEBUG, f"the lease of {name} is lost", fields)
             return None  # taken over: the fence refuses what this writer does from now on
-        except StoreError:
-            pass  # the store is away for a moment; try again while the lease lasts
+        except StoreError as error:  # the store is away for a moment; try again while the lease lasts
+            name, fields = _name_log(self._log)
+            report(
+                logging.DEBUG, f"the lease of {name} could not be renewed (%(code)s)", {"code": error.code, **fields}
+            )
         return self._seconds / 3
 
 

@@ -95,7 +95,9 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     ) -> None:
         super().__init__(clock=clock, limits=limits, tenant=tenant)
         self._keys = Keys(key)
-        self.server = PostgresServer(dsn, connections=connections, patience=patience, clock=SYSTEM_CLOCK)
+        self.server = PostgresServer(
+            dsn, connections=connections, patience=patience, clock=SYSTEM_CLOCK, stopwatch=clock
+        )
         self._heads = _HeadCache(self.server)
         try:
             if key is not None:
@@ -229,8 +231,7 @@ class PostgresStore(PostgresKeyValues, SQLStore):
         moment.batches.append(batch)
         crashpoint("before commit")
         try:
-            with self.server.connection() as db:
-                moved = db.execute(query, values).fetchone()
+            moved = self.server.run_once(lambda db: db.execute(query, values).fetchone())
         except DatabaseError:
             return False  # lost or refused: the transaction that follows finds out whether it was committed
         crashpoint("after commit")

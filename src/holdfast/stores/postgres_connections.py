@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from holdfast.clock import Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.crashpoints import crashpoint
+from holdfast.diagnostics import SLOW_SECONDS, report_slow_store
 from holdfast.errors import (
     AgentError,
     InvalidArgument,
@@ -90,8 +91,12 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class PostgresServer:
     """The connections of this process to one database."""
 
-    def __init__(self, dsn: str, *, connections: int, patience: float, clock: Clock) -> None:
+    def __init__(
+        self, dsn: str, *, connections: int, patience: float, clock: Clock, stopwatch: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """`clock` is for waiting; `stopwatch` is the store's clock, which measures units and may be a test's."""
         self.dsn, self.connections, self.patience, self.clock = dsn, connections, patience, clock
+        self._stopwatch = stopwatch
         self.closed = self._has_connected = False
         self._reset_pool()
         _servers.add(self)
@@ -157,6 +162,27 @@ class PostgresServer:
 
     def run_unit(self, work: Callable[[Connection], T]) -> T:
         """Do a unit of work, again if its connection is lost or another transaction is in the way."""
+        began = self._stopwatch.monotonic()
+        try:
+            return self._repeat_unit(work)
+        finally:
+            self._report_if_slow(began)
+
+    def run_once(self, work: Callable[[Connection], T]) -> T:
+        """Do a unit of work that is not repeated; raises the errors of the driver."""
+        began = self._stopwatch.monotonic()
+        try:
+            with self.connection() as db:
+                return work(db)
+        finally:
+            self._report_if_slow(began)
+
+    def _report_if_slow(self, began: float) -> None:
+        seconds = self._stopwatch.monotonic() - began
+        if seconds > SLOW_SECONDS:
+            report_slow_store("PostgreSQL", seconds)
+
+    def _repeat_unit(self, work: Callable[[Connection], T]) -> T:
         deadline = self.clock.monotonic() + self.patience
         tries = 0
         while True:

@@ -76,7 +76,7 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
     ) -> None:
         super().__init__(clock=clock, limits=limits, tenant=tenant)
         self._keys = Keys(key)
-        self.file = SQLiteFile(path, synchronous=synchronous, busy_seconds=busy_seconds, vfs=vfs)
+        self.file = SQLiteFile(path, synchronous=synchronous, busy_seconds=busy_seconds, vfs=vfs, clock=clock)
         try:
             if key is not None:
                 self.file.write(self._adopt_master)

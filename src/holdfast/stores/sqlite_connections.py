@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 
 import apsw
 
+from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
+from holdfast.diagnostics import SLOW_SECONDS, report_slow_store
 from holdfast.errors import (
     CorruptLog,
     InvalidArgument,
@@ -115,13 +117,15 @@ class _Job:
 class SQLiteFile:
     """The connections of this process to one file."""
 
-    def __init__(self, path: str | Path, *, synchronous: str, busy_seconds: float, vfs: str | None) -> None:
+    def __init__(
+        self, path: str | Path, *, synchronous: str, busy_seconds: float, vfs: str | None, clock: Clock
+    ) -> None:
         check_version(apsw.sqlite_lib_version())
         if synchronous not in SYNCHRONOUS:
             raise InvalidArgument(f"synchronous={synchronous!r}: use 'FULL' (durable) or 'NORMAL' (may lose the last)")
         _refuse_url(str(path))
         self.path = os.path.abspath(path)
-        self.synchronous, self.busy_seconds, self.vfs = synchronous, busy_seconds, vfs
+        self.synchronous, self.busy_seconds, self.vfs, self.clock = synchronous, busy_seconds, vfs, clock
         self.closed = False
         self.max_batch = MAX_BATCH
         self._reset_locks()
@@ -313,6 +317,7 @@ class SQLiteFile:
             self._has_leader = False
 
     def _lead(self, mine: _Job) -> None:
+        began = self.clock.monotonic()
         with self._mutex:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), self.max_batch))]
         try:
@@ -328,6 +333,9 @@ class SQLiteFile:
                 job.done = True
                 if job is not mine:
                     job.wake.release()
+        seconds = self.clock.monotonic() - began
+        if seconds > SLOW_SECONDS:
+            report_slow_store(self.path, seconds)
 
     def _commit(self, batch: list[_Job]) -> None:
         if self.closed:

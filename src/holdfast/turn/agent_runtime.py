@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.diagnostics import Fields, report
 from holdfast.errors import BadArguments, HandoffLoop, TurnCancelled
 from holdfast.log.events import Draft
 from holdfast.log.flow_paths import handoff_root
@@ -170,6 +172,7 @@ class AgentRuntime:
         """Begin the time limit of a model call, and return the request to send."""
         self.runtime.begin_effect(self, self.spec.timeout * 4)
         self.streamed_text = []
+        report(logging.DEBUG, "model %(model)s is called in session %(session_id)s", self._name_model_call())
         options = self.options
         return ModelRequest(
             model=self.spec.model.name,
@@ -181,7 +184,19 @@ class AgentRuntime:
             stop=options.get("stop") or (),
             tool_choice=self._tool_choice(),
             output_schema=None if self.shape is None else self.shape.schema,
+            session_id=self.runtime.log.id,
+            run_id=self.progress.run,
         )
+
+    def _name_model_call(self) -> Fields:
+        """Return what identifies a call of the model in a record of the logger."""
+        return {
+            "session_id": self.runtime.log.id,
+            "run_id": self.progress.run,
+            "agent": self.spec.name,
+            "provider": self.spec.model.provider,
+            "model": self.spec.model.name,
+        }
 
     def _tool_choice(self) -> str | None:
         """Return the tool choice of this step. A forced call is forced in the first step only, because later the model
@@ -194,12 +209,20 @@ class AgentRuntime:
         the prompt cannot be shortened."""
         if not self.prompt.halve(self.progress.messages):
             return []
+        text = "%(provider)s: the prompt was too long, the next attempt has a shorter one"
+        report(logging.INFO, text, self._name_model_call())
         return [Draft(type="model.interrupted", run=self.progress.run), self.draft_model_call(self.progress)]
 
     def begin_tool_calls(self, calls: Sequence[CallProgress]) -> ToolCallBatch:
         """Begin the time limit of these calls, and return them as a batch for a driver to run."""
         runtime = self.runtime
-        batch = ToolCallBatch(self.progress.run, runtime.store.clock, runtime.check_open)
+        batch = ToolCallBatch(
+            session_id=runtime.log.id,
+            run=self.progress.run,
+            model=self.spec.model,
+            clock=runtime.store.clock,
+            check_lease=runtime.check_open,
+        )
         for call in calls:
             batch.add_call(call, self.spec.tools[call.name], partial(self._tool_context, call))
         now = runtime.store.clock.monotonic()

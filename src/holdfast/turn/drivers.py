@@ -7,11 +7,13 @@ can try another agent. If the loop does not handle it, the turn is recorded as f
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from holdfast.concurrency import off_thread
 from holdfast.crashpoints import crashpoint
+from holdfast.diagnostics import class_name, report
 from holdfast.errors import AgentError, ContextTooLong, StreamTruncated, TurnFailed
 from holdfast.log.events import Draft
 from holdfast.models.base import BlockStart, BlockStop, Done, InputJSONDelta, ModelEvent, TextDelta, ThinkingDelta
@@ -30,6 +32,7 @@ from holdfast.turn.effects import (
     ToolResults,
 )
 from holdfast.turn.parallel import run_parallel, run_parallel_async
+from holdfast.turn.response import Response
 from holdfast.turn.runtime import TurnRuntime
 from holdfast.turn.stream_events import (
     ContentBlockStart,
@@ -49,12 +52,15 @@ T = TypeVar("T")
 
 def drive(runtime: TurnRuntime, opening: list[Draft]) -> Iterator[StreamEvent]:
     """Perform a turn on this thread. Yields its stream events as they happen."""
+    _report_start(runtime)
     try:
         yield from _perform_effects(runtime, runtime.steps(opening))
     except BaseException as error:  # noqa: BLE001 - recorded, and raised
         runtime.fail(error)
+        _report_failure(runtime, error)
         raise _as_agent_error(error) from _cause(error)
     response = runtime.response()
+    _report_end(runtime, response)
     yield TurnDone(usage=response.usage, steps=response.steps, response=response, agent=runtime.plan.name)
 
 
@@ -144,14 +150,17 @@ def _call_user_function(effect: CallUserFunction) -> Any:  # noqa: ANN401 - the 
 async def drive_async(runtime: TurnRuntime, opening: list[Draft]) -> AsyncGenerator[StreamEvent, None]:
     """Perform a turn in this event loop. Calls of the store run on threads, and a running append is always awaited,
     also by a task that is cancelled."""
+    _report_start(runtime)
     try:
         async with _close_at_exit(_perform_effects_async(runtime, runtime.steps(opening), lambda end: None)) as events:
             async for event in events:
                 yield event
     except BaseException as error:  # noqa: BLE001 - recorded, and raised
         await off_thread(runtime.fail, error)
+        _report_failure(runtime, error)
         raise _as_agent_error(error) from _cause(error)
     response = runtime.response()
+    _report_end(runtime, response)
     yield TurnDone(usage=response.usage, steps=response.steps, response=response, agent=runtime.plan.name)
 
 
@@ -258,6 +267,22 @@ async def _call_tools_async(agent: AgentRuntime, effect: CallTools, box: list[An
 
 
 # -- shared by both drivers --------------------------------------------------------------------------------------------
+
+
+def _report_start(runtime: TurnRuntime) -> None:
+    text = "turn %(run_id)s of session %(session_id)s begins"
+    report(logging.DEBUG, text, {"session_id": runtime.log.id, "run_id": runtime.run, "agent": runtime.plan.name})
+
+
+def _report_end(runtime: TurnRuntime, response: Response) -> None:
+    text = "turn %(run_id)s of session %(session_id)s is " + response.status
+    report(logging.DEBUG, text, {"session_id": runtime.log.id, "run_id": runtime.run, "agent": runtime.plan.name})
+
+
+def _report_failure(runtime: TurnRuntime, error: BaseException) -> None:
+    """Report a turn that failed or was cancelled, by the class of the error. The caller gets the error itself."""
+    text = "turn %(run_id)s of session %(session_id)s ended by %(error)s"
+    report(logging.DEBUG, text, {"session_id": runtime.log.id, "run_id": runtime.run, "error": class_name(error)})
 
 
 def _as_agent_error(error: BaseException) -> BaseException:

@@ -30,7 +30,7 @@ from holdfast.schema.output import OutputShape
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, encode_holder, lease_seconds
-from holdfast.stores.lease_renewal import Renewal
+from holdfast.stores.lease_renewal import Renewal, report_takeover
 from holdfast.tools.tool import CALLER_BUDGET
 from holdfast.turn.agent_loop import (
     AgentRules,
@@ -118,6 +118,8 @@ class TurnRuntime:
         check = None if self.stream is None else UnreadStream(self, self.stream).check
         self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since, before_renewal=check)
         self.renewal.__enter__()
+        if done.has_taken_over:
+            report_takeover(self.log, self.run)
 
     def read_progress(self, view: View, head: Head) -> TurnProgress:
         """Return the fold of the open turn's events."""

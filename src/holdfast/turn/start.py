@@ -7,10 +7,12 @@ cannot continue the turn. The first append takes the lease, so of two processes 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from holdfast.diagnostics import report
 from holdfast.errors import (
     ApprovalPending,
     InvalidArgument,
@@ -91,6 +93,8 @@ def begin_turn(
     runtime.prepare(head, view, message)
     if interruption:  # its events are history for the new turn: the view is read again after they are stored
         runtime.claim_lease(interruption, head)
+        text = "an unfinished turn of session %(session_id)s is closed as interrupted"
+        report(logging.INFO, text, {"session_id": log.id, "run_id": interruption[-1].run})
         try:
             head = store.head(log)
             runtime.prepare(head, decode_view(head.view), message)
@@ -135,6 +139,8 @@ def resume_turn(runtime: TurnRuntime) -> bool:
     if turn.parked or turn.attempts >= MAX_ATTEMPTS:
         if not turn.parked:
             store.append(log, [Draft(type="turn.parked", run=turn.run)], expected=head.head)
+            text = "the turn of session %(session_id)s is parked: its process ended in each of %(attempt)d attempts"
+            report(logging.WARNING, text, {"session_id": log.id, "run_id": turn.run, "attempt": turn.attempts})
         raise TurnParked(log.id, turn.attempts)
     runtime.progress = runtime.read_progress(view, head)
     # The agent that was asked answers, also if the conversation has moved to another agent since.
@@ -148,6 +154,8 @@ def resume_turn(runtime: TurnRuntime) -> bool:
         if progress.is_awaiting_reply:  # readers of the stream saw a part of a reply that was never stored
             drafts.insert(0, Draft(type="model.interrupted", run=turn.run, branch=progress.branch))
     runtime.claim_lease(drafts, head)
+    text = "the turn of session %(session_id)s is resumed"
+    report(logging.INFO, text, {"session_id": log.id, "run_id": turn.run, "attempt": turn.attempts + 1})
     return True
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError
@@ -18,13 +19,16 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
+from holdfast.diagnostics import Fields, report
 from holdfast.errors import AgentError, NotJSON, TurnCancelled
 from holdfast.log import codec
 from holdfast.log.events import Draft
+from holdfast.models.base import Model
 from holdfast.tools.tool import ANSWERS, Interrupt, MeteredResult, Tool, ToolContext, clip, render
 from holdfast.turn.agent_loop import draft_interrupt, draft_tool_result
 from holdfast.turn.progress import CallProgress
 from holdfast.turn.stream_events import ToolProgress
+from holdfast.turn.tool_failures import report_failure, report_timeout
 from holdfast.turn.tool_threads import ASYNC_TOOL_LOOP, TOOL_THREADS
 
 DEFAULT_TIMEOUT = 120.0
@@ -52,7 +56,9 @@ CallOutcome = tuple[RunningCall, Draft]
 class ToolCallBatch:
     """The calls of one reply, and the mailbox for their results."""
 
+    session_id: str
     run: str
+    model: Model  # the model that made the calls
     clock: Clock
     # Raises if another process has the lease, so that a process that was suspended too long starts no tool.
     check_lease: Callable[[], None]
@@ -199,6 +205,7 @@ class ToolCallBatch:
             more, is_error = {"usage": dict(result.usage), "session": result.session}, result.is_error
             result = result.content
         text, whole = clip(render(result), running_call.tool.max_result_bytes)
+        report(logging.DEBUG, "tool %(tool)s returned in session %(session_id)s", self._name_call(running_call))
         blobs = None if whole is None else {_digest(whole): whole[:MAX_WHOLE_BYTES]}
         effect = not running_call.tool.idempotent
         return draft_tool_result(
@@ -213,6 +220,8 @@ class ToolCallBatch:
                 return draft_interrupt(self.run, running_call.call, error.payload)
             except NotJSON as problem:
                 error = problem
+        if not isinstance(error, CancelledError):
+            report_failure(error, self.model, self._name_call(running_call))
         if isinstance(error, CancelledError | SystemExit | KeyboardInterrupt | GeneratorExit):
             text = f"The tool was stopped before it was done ({type(error).__name__})."
         elif isinstance(error, AgentError):
@@ -226,10 +235,17 @@ class ToolCallBatch:
 
     def _draft_timeout(self, running_call: RunningCall) -> Draft:
         running_call.cancelled.set()
-        text = TIMED_OUT.format(seconds=running_call.tool.timeout or DEFAULT_TIMEOUT)
+        seconds = running_call.tool.timeout or DEFAULT_TIMEOUT
+        report_timeout(seconds, self._name_call(running_call))
+        text = TIMED_OUT.format(seconds=seconds)
         return draft_tool_result(
             self.run, running_call.call, text, is_error=True, effect=not running_call.tool.idempotent, unknown=True
         )
+
+    def _name_call(self, running_call: RunningCall) -> Fields:
+        """Return what identifies a call in a record of the logger."""
+        call = running_call.call
+        return {"session_id": self.session_id, "run_id": self.run, "tool": call.name, "call_id": call.id}
 
     def _cancel_unfinished(self) -> None:
         for running_call in self.running:

@@ -107,6 +107,7 @@ class RunPool:
         self._unreleased: dict[int, tuple[Store, Log, str]] = {}
         self._callbacks = RunCallbacks()
         self._stopping = False
+        self.is_hurried = False  # `stop` waits no longer
         self.takeovers = 0
         self.on_end: Callable[[str], None] = lambda outcome: None
         self.on_unexpected_error: Callable[[BaseException], None] = lambda error: None
@@ -267,7 +268,7 @@ class RunPool:
         self.stop_intake()
         clock = self.store.clock
         deadline = clock.monotonic() + seconds
-        while self._busy and clock.monotonic() < deadline:
+        while self._busy and clock.monotonic() < deadline and not self.is_hurried:
             clock.sleep(0.02)
         left = [running for running in list(self._busy.values()) if running.runtime is not None]
         for running in left:

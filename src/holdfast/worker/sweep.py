@@ -7,10 +7,12 @@ session has moved since: a turn that begins in between wins. A sweeper that dies
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast import diagnostics
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import (
     Conflict,
@@ -29,7 +31,7 @@ from holdfast.policy.retention import Retention, SweepDecision, SweepState, deci
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store, TenantLog
 from holdfast.stores.lease import Claim, encode_holder, lease_seconds
-from holdfast.stores.lease_renewal import Renewal
+from holdfast.stores.lease_renewal import Renewal, report_takeover
 
 BATCH = 200
 PAUSE_FACTOR = 2.0  # length of a pause, in times of the act before it
@@ -91,6 +93,7 @@ def sweep(
             if on_batch is not None and report.looked % batch == 0:
                 on_batch(report)
         return report
+    began = store.clock.monotonic()
     sweeper = _Sweeper.begin(store)
     if sweeper is None:
         report.busy = True
@@ -105,7 +108,23 @@ def sweep(
             sweeper.end()
     if report.purged:
         store.tidy()
+    _report_sweep(report, store.clock.monotonic() - began)
     return report
+
+
+def _report_sweep(done: SweepReport, seconds: float) -> None:
+    """Report a sweep, by its numbers. A server sweeps every minute: a sweep that found nothing due is for DEBUG."""
+    diagnostics.report(
+        logging.INFO if done.looked else logging.DEBUG,
+        "a sweep looked at %(looked)d sessions: %(archived)d archived, %(purged)d purged, %(kept)d kept",
+        {
+            "looked": done.looked,
+            "archived": len(done.archived),
+            "purged": len(done.purged),
+            "kept": len(done.kept),
+            "seconds": seconds,
+        },
+    )
 
 
 class _Sweeper:
@@ -126,9 +145,12 @@ class _Sweeper:
                 log = store.require(KIND, ID)
         claim = Claim(holder=encode_holder(store.clock.new_id()), seconds=lease_seconds())
         try:
-            return cls(store, log, store.append(log, [], claim=claim).epoch)
+            done = store.append(log, [], claim=claim)
         except SessionBusy:
             return None
+        if done.has_taken_over:
+            report_takeover(log)
+        return cls(store, log, done.epoch)
 
     def due_batches(self, size: int) -> Iterator[list[TenantLog]]:
         """Yield the sessions that are due, batch by batch. A session that was handled is not due any more, so each
@@ -199,7 +221,8 @@ def _archive(store: Store, log: Log, head: Head, why: str) -> None:
     """Archive a session. The append takes the lease and gives it back, so it is refused while a turn runs."""
     claim = Claim(holder=encode_holder(store.clock.new_id()), seconds=lease_seconds())
     draft = Draft(type="session.archived", data={"reason": why}, actor="sweep")
-    store.append(log, [draft], claim=claim, release=True, expected=head.head)
+    if store.append(log, [draft], claim=claim, release=True, expected=head.head).has_taken_over:
+        report_takeover(log)
 
 
 def _preview_session(store: Store, due: TenantLog, now: int, report: SweepReport) -> None:
