@@ -1044,6 +1044,8 @@ def test_a_loop_that_is_left_gives_the_shape_that_was_asked_for(store: Store) ->
 
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     assert Session(store=store).json("go", schema=schema, agent=loop('{"n": 1}')).output == {"n": 1}
+    longer = LoopAgent([*loop('{"n": 2}').sub_agents, make_named_agent("never")])  # the last agent has the shape
+    assert Session(store=store).json("go", schema=schema, agent=longer).output == {"n": 2}
     with pytest.raises(SchemaValidationError):
         Session(store=store).json("go", schema=schema, agent=loop("prose"))
     either = Router([make_named_agent("a", "x"), ParallelAgent([make_named_agent("b", "y")], name="p")])
