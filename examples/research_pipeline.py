@@ -136,7 +136,7 @@ def _go_on(store: SQLiteStore) -> None:
     _say(f"asked by this process: {', '.join(dict.fromkeys(asked))}; what the others said was in the log")
     keys = _keys()
     _say(f"the tool ran {len(keys)} times, under {len(set(keys))} key; the log verifies: {session.verify().ok}")
-    for each in Memory(store=store).ingest_from_session(session):
+    for each in Memory(store=store).for_user("alice").ingest_from_session(session):
         _say(f"remembered: {each.text} (from {each.source and each.source.session_id!r})")
 
 

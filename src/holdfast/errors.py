@@ -5,7 +5,8 @@ to do next, and each error carries its facts as attributes. All of them pickle, 
 
 AgentError
 ├─ InvalidArgument (also a ValueError): InvalidId, NotJSON, LimitExceeded, BodyTooLarge, UnsupportedMediaType,
-│     MissingUser, MissingState, InvalidTool, BadArguments
+│  │  MissingUser, MissingState, InvalidTool, BadArguments
+│  └─ MissingUser: MissingApp
 ├─ SessionError: SessionNotFound, SessionExists, SessionMismatch, Conflict, ViewChanged, StaleEpoch, SessionBusy,
 │     KeyReused, LifecycleError, TurnOpen, QueueFull, NothingToRetry, NothingPending, ApprovalPending,
 │     ImmutableSession, SessionHeld, SearchUnavailable
@@ -100,7 +101,11 @@ class UnsupportedMediaType(InvalidArgument, code="unsupported_media_type", statu
 
 
 class MissingUser(InvalidArgument, code="missing_user"):
-    """User or app scope was used in a session that has no user or app."""
+    """User scope was used in a session that has no user. Base class of `MissingApp`."""
+
+
+class MissingApp(MissingUser, code="missing_app"):
+    """App scope was used in a session that has no app."""
 
 
 class MissingState(InvalidArgument, code="missing_state"):

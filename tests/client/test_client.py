@@ -421,7 +421,11 @@ def test_memories_of_a_server(client: Client, store: SQLiteStore) -> None:
     assert not memory.forget("home", user_id="alice")
     session = client.session(user_id="alice", app_name="shop")
     seq = session.add_message(Message.user("My name is Alice"))
-    (found,) = memory.ingest_from_session(session)
+    with pytest.raises(InvalidArgument, match=r"for_user\('alice', app_name='shop'\).*shared=True"):
+        memory.ingest_from_session(session)
+    mine = memory.for_user("alice", app_name="shop")
+    (found,) = mine.ingest_from_session(session)
+    assert mine.recall("name") == [found]
     assert found.source == Source(session_id=session.id, seqs=(seq,))
     assert Memory(store=store).recall("name", user_id="alice", app_name="shop") == [found]
     noted = memory.store("a/b", "by hand", source=(session, seq), expires=datetime(2500, 1, 1, tzinfo=UTC))
@@ -450,5 +454,11 @@ async def test_memories_of_a_server_awaited(async_client: AsyncClient) -> None:
     assert await memory.recall("home") == await memory.list() == [kept]
     assert [each.key for each in await memory.search("live")] == ["home"]
     session = await async_client.session(user_id="alice")
-    assert await memory.ingest_from_session(session) == []
+    await session.add_message(Message.user("I like tea."))
+    mine = memory.for_user("alice")
+    (found,) = await mine.ingest_from_session(session)
+    assert await mine.recall(found.key) == [found]
+    (shared,) = await memory.ingest_from_session(session, shared=True)
+    assert await memory.recall(shared.key) == [shared]
+    assert await memory.forget(shared.key)
     assert await memory.forget("home")

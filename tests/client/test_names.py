@@ -69,7 +69,7 @@ def test_an_unknown_option_is_a_type_error_before_anything_is_asked(method: str)
 
 @pytest.mark.parametrize("remote", [RemoteMemory, AsyncRemoteMemory])
 def test_a_memory_of_a_server_is_asked_as_a_local_one_is(remote: type) -> None:
-    for name in ("store", "recall", "search", "forget", "list", "ingest_from_session"):
+    for name in ("store", "recall", "search", "forget", "list", "ingest_from_session", "for_user"):
         mine, theirs = (inspect.signature(getattr(each, name)).parameters for each in (Memory, remote))
         assert list(mine) == list(theirs), name
         assert [each.default for each in mine.values()] == [each.default for each in theirs.values()], name

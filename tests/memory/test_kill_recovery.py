@@ -106,6 +106,7 @@ def test_an_erasure_that_dies_anywhere_is_finished_by_asking_again(
             memory.store("secret", "an amethyst")
             memory.store("secret", "an amethyst again")
             memory.ingest_from_session(open_session(store))
+            Memory(store=store).ingest_from_session(open_session(store), shared=True)
             assert memory.search("amethyst")
             assert memory.search("peanuts")
             passed = itertools.count()
@@ -127,6 +128,7 @@ def test_an_erasure_that_dies_anywhere_is_finished_by_asking_again(
             assert log is None or store.verify(log)
             act(store)
             assert Memory(store=store, user_id="alice").search(gone.decode()) == []
+            assert act is forget or Memory(store=store).search("peanuts") == []
             log = MemoryLog(store, "alice", None).find()
             assert log is None or store.verify(log)
         assert gone not in b"".join(path.read_bytes() for path in folder.iterdir())

@@ -40,7 +40,7 @@ def read_bodies(store: Store, user: str | None = "alice") -> bytes:
 @pytest.mark.parametrize("user", ["alice", None])
 def test_redacting_an_event_removes_the_memories_that_came_from_it(store: Store, user: str | None) -> None:
     session = make_session(store, "My name is Alice.", "I am allergic to peanuts.", user=user)
-    found = Memory(store=store).ingest_from_session(session)
+    found = Memory(store=store, user_id=session.user_id, app_name="shop").ingest_from_session(session)
     assert [(each.key, each.source) for each in found] == [
         ("name", Source(session_id=session.id, seqs=(2,))),
         ("allergy.peanuts", Source(session_id=session.id, seqs=(3,))),
@@ -53,7 +53,7 @@ def test_redacting_an_event_removes_the_memories_that_came_from_it(store: Store,
 
 def test_an_older_version_from_elsewhere_goes_and_the_newer_one_stays(store: Store) -> None:
     one, two = make_session(store, "I live in Berlin."), make_session(store, "I live in Paris.")
-    memory = Memory(store=store)
+    memory = Memory(store=store, user_id="alice", app_name="shop")
     memory.ingest_from_session(one)
     memory.ingest_from_session(two)
     one.redact(2, reason="r")
@@ -67,7 +67,7 @@ def test_an_older_version_from_elsewhere_goes_and_the_newer_one_stays(store: Sto
 
 def test_erasing_a_session_removes_what_came_from_it_and_no_more(store: Store) -> None:
     one, two = make_session(store, "My name is Alice."), make_session(store, "I like tea.")
-    memory = Memory(store=store)
+    memory = Memory(store=store, user_id="alice", app_name="shop")
     memory.ingest_from_session(one)
     memory.ingest_from_session(two)
     memory.store("own", "kept by hand", user_id="alice", app_name="shop")
@@ -80,7 +80,7 @@ def test_erasing_a_session_removes_what_came_from_it_and_no_more(store: Store) -
 
 def test_erasing_a_user_removes_the_whole_memory(store: Store) -> None:
     session = make_session(store, "My name is Alice.")
-    memory = Memory(store=store)
+    memory = Memory(store=store, user_id="alice", app_name="shop")
     memory.ingest_from_session(session)
     memory.store("own", "kept by hand", user_id="alice")
     memory.store("own", "of somebody else", user_id="bob")
@@ -95,7 +95,7 @@ def test_erasing_a_user_removes_the_whole_memory(store: Store) -> None:
 
 def test_a_hold_keeps_the_memories_of_its_session(store: Store) -> None:
     session = make_session(store, "My name is Alice.")
-    Memory(store=store).ingest_from_session(session)
+    Memory(store=store, user_id=session.user_id, app_name="shop").ingest_from_session(session)
     session.hold("case 42")
     with pytest.raises(SessionHeld):
         session.redact(2, reason="r")
@@ -108,7 +108,7 @@ def test_a_hold_keeps_the_memories_of_its_session(store: Store) -> None:
 
 def test_deleting_a_session_leaves_what_was_learnt_and_a_namesake_is_not_it(store: Store) -> None:
     session = make_session(store, "My name is Alice.", id="s")
-    memory = Memory(store=store)
+    memory = Memory(store=store, user_id="alice", app_name="shop")
     memory.ingest_from_session(session)
     store.delete("s")
     assert list_texts(store) == ["Name: Alice"]
@@ -122,7 +122,7 @@ def test_deleting_a_session_leaves_what_was_learnt_and_a_namesake_is_not_it(stor
 
 def test_a_fork_learns_only_what_is_new_and_a_shared_event_is_reached_through_either(store: Store) -> None:
     session = make_session(store, "My name is Alice.", "I like tea.")
-    memory = Memory(store=store)
+    memory = Memory(store=store, user_id="alice", app_name="shop")
     fork = session.fork()
     berlin = fork.add_message(Message.user("I live in Berlin."))
     assert list_keys(memory.ingest_from_session(session)) == ["name", "likes.tea"]
@@ -138,7 +138,7 @@ def test_a_fork_learns_only_what_is_new_and_a_shared_event_is_reached_through_ei
 def test_an_event_of_the_parent_is_redacted_after_its_fork_learnt_from_it(durable_store: Store) -> None:
     session = make_session(durable_store, "My name is Alice.", id="parent")
     fork = session.fork(session_id="fork")
-    Memory(store=durable_store).ingest_from_session(fork)
+    Memory(store=durable_store, user_id="alice", app_name="shop").ingest_from_session(fork)
     durable_store.delete("fork")
     session.redact(2, reason="r")
     assert list_texts(durable_store) == []
@@ -194,7 +194,7 @@ def test_a_redaction_between_reading_and_keeping_leaves_nothing_behind(store: St
         return f'{{"memories": [{", ".join(facts)}]}}'
 
     model = Agent(provider="scripted", script=[answer])
-    found = Memory(store=store).ingest_from_session(session, model=model)
+    found = Memory(store=store, user_id=session.user_id, app_name="shop").ingest_from_session(session, model=model)
     assert list_keys(found) == ["name"]
     assert list_texts(store) == ["Is called Alice"]
     assert b"peanut" not in read_bodies(store)
@@ -216,7 +216,7 @@ def test_an_erasure_right_after_keeping_finds_it(store: Store, act: str) -> None
 
     arm_crashpoints(between)
     try:
-        assert Memory(store=store).ingest_from_session(session) == []
+        assert Memory(store=store, user_id=session.user_id, app_name="shop").ingest_from_session(session) == []
     finally:
         arm_crashpoints(None)
     assert list_texts(store) == []
@@ -225,7 +225,7 @@ def test_an_erasure_right_after_keeping_finds_it(store: Store, act: str) -> None
 
 def test_a_redaction_that_was_cut_short_is_finished_by_asking_again(store: Store) -> None:
     session = make_session(store, "I am allergic to peanuts.")
-    memory = Memory(store=store)
+    memory = Memory(store=store, user_id="alice", app_name="shop")
     memory.ingest_from_session(session)
     from holdfast.log.events import Draft
     from holdfast.stores.erasure import plan_redaction

@@ -99,10 +99,11 @@ def test_an_archive_comes_before_the_end() -> None:
     assert Retention(ttl_days=30, archive_after_days=30).archive_after == 30 * DAY
 
 
-def test_pruning_by_itself_must_know_how_much_to_keep() -> None:
-    for strategy in (None, "token_budget"):
-        with pytest.raises(InvalidArgument, match="add max_messages=, or prune_strategy='keep_last_<n>'"):
-            Retention(auto_prune=True, prune_strategy=strategy)
+def test_pruning_by_itself_keeps_a_thousand_messages_unless_it_is_given_a_number() -> None:
+    for strategy in (None, "sliding_window", "token_budget", "summarize_old", "keep_important"):
+        assert Retention(auto_prune=True, prune_strategy=strategy).window == 1_000
+        assert Retention(prune_strategy=strategy).window is None
+    assert Retention(auto_prune=True).to_dict() == {"auto_prune": True}
     assert Retention(auto_prune=True, max_messages=7).strategy == "sliding_window"
     assert Retention(auto_prune=True, max_messages=7).window == 7
     assert Retention(auto_prune=True, prune_strategy="keep_last_5").window == 5

@@ -214,7 +214,7 @@ class StoreComparison:
             return model_session.temp
         owner = model_session.log.user_id if scope == "user" else model_session.log.app_name
         if owner is None:
-            raise Refused("missing_user")
+            raise Refused("missing_user" if scope == "user" else "missing_app")
         return self.tenant.scopes.setdefault((scope, owner), {})
 
     # -- in the end ------------------------------------------------------------------------------------------------

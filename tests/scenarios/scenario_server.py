@@ -131,22 +131,27 @@ def _make_memory_class(server: ScenarioServer) -> Any:
         """What `Memory` means in a scenario: in the server's store, that of the server, which finds things as the
         scenario wishes. What a loop is given of it is local, because agents are the scenario's own."""
 
-        def __init__(self, service: Any = None, *, store: Any = None, **scope: Any) -> None:
-            super().__init__(service, store=store, **scope)
-            if store is not server.store or scope:  # a client's memory has no scope by default
-                return
-            server.local_server.server.memory = holdfast.Memory(service)
-            remote: Any = RemoteMemory(server.client._transport)
+        def __init__(self, service: Any = None, *, store: Any = None, **owner: Any) -> None:
+            super().__init__(service, store=store, **owner)
+            if store is server.store:
+                server.local_server.server.memory = holdfast.Memory(service)
+                self._use_remote(RemoteMemory(server.client._transport, **owner))
+
+        def _use_remote(self, remote: RemoteMemory) -> None:
+            self._remote = remote
             for name in ("store", "recall", "search", "forget", "list"):
                 setattr(self, name, getattr(remote, name))
-            self._remote = remote
 
-        def ingest_from_session(self, session: Any, *, model: Any = None) -> Any:
+        def for_user(self, user_id: str, *, app_name: str | None = None) -> Any:
+            bound = super().for_user(user_id, app_name=app_name)
+            bound._use_remote(self._remote.for_user(user_id, app_name=app_name))
+            return bound
+
+        def ingest_from_session(self, session: Any, *, model: Any = None, shared: bool = False) -> Any:
             if not isinstance(session, RemoteSession):
-                return super().ingest_from_session(session, model=model)
-            return self._remote.ingest_from_session(
-                session, model=None if model is None else server.register_agent(model)
-            )
+                return super().ingest_from_session(session, model=model, shared=shared)
+            agent_id = None if model is None else server.register_agent(model)
+            return self._remote.ingest_from_session(session, model=agent_id, shared=shared)
 
     return Memory
 

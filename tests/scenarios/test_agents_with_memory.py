@@ -83,7 +83,7 @@ def test_memory_of_a_session_is_there_in_the_next_one(store: Store, ask: Ask) ->
     memory = Memory(service=VectorMemoryService(), store=store)
     first = Session(store=store, user_id="alice")
     first.add_messages([Message.user("My name is Alice and I am allergic to peanuts."), Message.assistant("Noted.")])
-    kept = memory.ingest_from_session(first)
+    kept = memory.for_user("alice").ingest_from_session(first)
     assert kept
     assert {each.source.session_id for each in kept if each.source is not None} == {first.id}
     model = RecordingScript("Without peanuts.")

@@ -139,7 +139,6 @@ def test_another_retention_is_recorded_as_a_change(store: Store) -> None:
         {"ttl_days": float("nan")},
         {"archive_after_days": 0},
         {"archive_after_days": 31, "ttl_days": 30},
-        {"auto_prune": True},
         {"auto_prune": 1, "max_messages": 5},
         {"auto_prune": "yes"},
         {"max_messages": 0},
@@ -181,6 +180,16 @@ def test_auto_prune_keeps_the_newest_messages_as_they_arrive(store: Store, strat
     assert list_texts(session) == [f"message {n}" for n in range(26, 30)]
     assert len(session.events(types="message.added", limit=None)) == 29
     assert {event.actor for event in session.events(types="view.pruned")} == {"auto_prune"}
+
+
+def test_auto_prune_without_a_number_keeps_a_thousand_messages(store: Store) -> None:
+    session = Session(store=store, retention={"ttl_days": 1, "auto_prune": True})
+    session.add_messages(make_messages(1_000))
+    assert len(session) == 1_000
+    session.add_messages(make_messages(2, first=1_001))
+    assert list_texts(session)[0] == "message 3"
+    assert len(session) == 1_000
+    assert session.retention == {"ttl_days": 1, "auto_prune": True}
 
 
 def test_auto_prune_by_a_summary(store: Store) -> None:

@@ -549,6 +549,38 @@ def test_an_agent_can_leave_the_loop(store: Store, ask: Ask) -> None:
     check_session(session)
 
 
+def test_an_agent_that_leaves_the_loop_may_say_why(store: Store, ask: Ask) -> None:
+    def make_loop() -> LoopAgent:
+        leaving = call("exit_loop", {"reason": "The facts are checked."})
+        return LoopAgent(
+            [make_named_agent("writer", "the draft"), make_named_agent("reviewer", leaving, tools=[exit_loop])]
+        )
+
+    session = Session(store=store)
+    output = ask(session, "go", agent=make_loop())
+    assert output.text == "the draft"
+    assert output.tool_calls[-1].arguments == {"reason": "The facts are checked."}
+    assert list_authored_texts(session)[-1] == ("exit_loop", "The loop ends here. The facts are checked.")
+    assert session.events(types="loop.ended")[0].data == {"path": "", "iterations": 1, "reason": "exit"}
+    assert session.replay(make_loop()).first_difference is None
+    reply = session.events(types="model.replied")[-1]
+    session.redact(reply.seq, reason="asked for it")
+    assert "checked" not in session.export()
+    assert session.verify()
+
+
+def test_a_reason_to_leave_the_loop_is_a_text_or_nothing(store: Store, ask: Ask) -> None:
+    replies = [call("exit_loop", {"reason": ["done"]}), call("exit_loop", {"reason": None})]
+    loop = LoopAgent(
+        [make_named_agent("writer", "the draft"), make_named_agent("reviewer", *replies, tools=[exit_loop])]
+    )
+    session = Session(store=store)
+    assert ask(session, "go", agent=loop).text == "the draft"
+    refused, left = [text for author, text in list_authored_texts(session) if author == "exit_loop"]
+    assert "reason" in refused
+    assert left == "The loop ends here."
+
+
 def test_what_stands_when_a_loop_is_left_without_a_word_is_what_was_said_before(store: Store, ask: Ask) -> None:
     loop = LoopAgent(
         [make_named_agent("writer", "the draft"), make_named_agent("reviewer", call("exit_loop"), tools=[exit_loop])]
@@ -1012,6 +1044,8 @@ def test_a_loop_that_is_left_gives_the_shape_that_was_asked_for(store: Store) ->
 
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     assert Session(store=store).json("go", schema=schema, agent=loop('{"n": 1}')).output == {"n": 1}
+    longer = LoopAgent([*loop('{"n": 2}').sub_agents, make_named_agent("never")])  # the last agent has the shape
+    assert Session(store=store).json("go", schema=schema, agent=longer).output == {"n": 2}
     with pytest.raises(SchemaValidationError):
         Session(store=store).json("go", schema=schema, agent=loop("prose"))
     either = Router([make_named_agent("a", "x"), ParallelAgent([make_named_agent("b", "y")], name="p")])

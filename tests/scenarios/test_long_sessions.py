@@ -694,6 +694,22 @@ def test_a_model_may_say_what_matters_as_well(store: Store, do: Do) -> None:
     assert report.kept_because[fifth]
 
 
+def test_keep_important_asks_the_agent_of_the_session(store: Store, do: Do) -> None:
+    own, asked = make_recording_agent("6")
+    session = own.session(store=store, messages=make_messages(30))
+    assert session.messages[4].seq == 6
+    preview = do(session, "prune", "keep_important", dry_run=True)
+    report = do(session, "prune", "keep_important")
+    assert list_texts(session) == ["message 1", "message 5", *[f"message {n}" for n in range(21, 31)]]
+    assert preview.kept_because == report.kept_because
+    assert report.kept_because[6] == "important to the model that was asked"
+    assert len(asked) == 2
+    judge, judged = make_recording_agent("nothing")
+    do(session, "prune", "keep_important", agent=judge)
+    assert (len(asked), len(judged)) == (2, 1)
+    assert list_texts(session) == ["message 1", *[f"message {n}" for n in range(21, 31)]]
+
+
 def test_a_model_that_fails_leaves_keep_important_to_its_rules(store: Store, do: Do) -> None:
     session = make_long_session(store, 30)
     judge, _ = make_recording_agent(error("down"))

@@ -17,7 +17,9 @@ def test_the_promised_lines(store: Store) -> None:
     assert memory.forget("patient_history")
     assert memory.recall(["patient_history"]) == []
     session = Session(store=store)
+    session.add_message(Message.user("Remember that the headache comes at night."))
     memory.ingest_from_session(session)
+    assert [each.text for each in memory.search("headache")] == ["The headache comes at night"]
     assert Agent(memory=memory).memory is memory
 
 
@@ -36,14 +38,15 @@ def test_what_is_learnt_in_one_session_is_known_in_the_next(store: Store) -> Non
     memory = Memory(service=KeywordMemoryService(), store=store)
     first = Session(store=store, user_id="alice", app_name="clinic")
     seq = first.add_message(Message.user("My name is Alice. I am allergic to peanuts."))
-    found = memory.ingest_from_session(first)
+    mine = memory.for_user("alice", app_name="clinic")
+    found = mine.ingest_from_session(first)
     assert [(each.key, each.text) for each in found] == [
         ("name", "Name: Alice"),
         ("allergy.peanuts", "Allergic to peanuts"),
     ]
     assert all(each.source is not None for each in found)
     assert {(each.source.session_id, each.source.seqs) for each in found if each.source} == {(first.id, (seq,))}
-    assert memory.ingest_from_session(first) == []
+    assert mine.ingest_from_session(first) == []
     known = memory.search("any allergies?", user_id="alice", app_name="clinic")
     assert [each.text for each in known] == ["Allergic to peanuts"]
     assert memory.search("any allergies?", user_id="bob", app_name="clinic") == []
@@ -58,7 +61,7 @@ def test_a_model_is_asked_for_facts_with_sources(store: Store) -> None:
     session = agent.session(user_id="alice")
     session.add_message(Message.user("I flew the night shift again"))
     memory = Memory(store=store)
-    (found,) = memory.ingest_from_session(session, model=agent)
+    (found,) = memory.for_user("alice").ingest_from_session(session, model=agent)
     assert (found.key, found.text, found.kind, found.confidence) == ("job", "Is a pilot", "profile", 0.9)
     assert found.source is not None
     assert found.source.seqs == (2,)
@@ -69,7 +72,7 @@ def test_an_erasure_reaches_memory(store: Store) -> None:
     session = Session(store=store, user_id="alice")
     seq = session.add_message(Message.user("I am allergic to peanuts."))
     session.add_message(Message.user("I like tea."))
-    memory.ingest_from_session(session)
+    memory.for_user("alice").ingest_from_session(session)
     memory.store("own", "Kept by hand", user_id="alice")
     session.redact(seq, reason="asked for it", actor="dpo")
     assert [each.key for each in memory.list(user_id="alice")] == ["likes.tea", "own"]

@@ -13,6 +13,7 @@ from holdfast.errors import (
     InvalidArgument,
     LifecycleError,
     LimitExceeded,
+    MissingApp,
     MissingUser,
     NotJSON,
     SessionExists,
@@ -149,8 +150,10 @@ def test_scopes_without_an_owner_name_the_fix(store: Store) -> None:
     session = Session(store=store)
     with pytest.raises(MissingUser, match="user_id="):
         session.set_state("x", 1, scope="user")
-    with pytest.raises(MissingUser, match="app_name="):
+    with pytest.raises(MissingApp, match="app_name=") as caught:
         session.get_state("x", scope="app")
+    assert isinstance(caught.value, MissingUser)  # handlers of both scopes go on working
+    assert "user" not in str(caught.value)
     with pytest.raises(InvalidArgument, match="unknown scope"):
         session.set_state("x", 1, scope="galaxy")
     for bad in ("", 7, None, "x" * 600):

@@ -175,6 +175,34 @@ def test_a_session_is_learnt_from_with_and_without_a_model(checked_server: Check
     expect_error(client.post("/sessions/nowhere/memory"), 404, "session_not_found")
 
 
+def test_what_a_session_says_may_be_shared_by_a_key_of_no_user(tenant_server: CheckedServer) -> None:
+    service, alice = tenant_server.key(role="write"), tenant_server.key(role="write", user="alice")
+    expect_json(alice.post("/sessions", json={"id": "s", "app_name": "shop"}), 201)
+    add_texts(alice, "s", "I like tea.")
+    expect_error(service.post("/sessions/s/memory", json={"app_name": "shop"}), 400, "invalid_argument", "shared")
+    other_app = {"shared": True, "app_name": "elsewhere"}
+    expect_error(service.post("/sessions/s/memory", json=other_app), 400, "invalid_argument")
+    expect_error(alice.post("/sessions/s/memory", json={"shared": True, "user_id": "bob"}), 403, "forbidden")
+    assert list_keys(alice.post("/sessions/s/memory", json={"shared": True})) == ["likes.tea"]  # for alice, in no app
+    assert list_keys(alice.get("/memory")) == ["likes.tea"]
+    assert list_keys(service.get("/memory")) == []
+    shared = {"shared": True, "app_name": "shop"}
+    assert list_keys(service.post("/sessions/s/memory", json=shared)) == ["likes.tea"]
+    assert list_keys(service.get("/memory", params={"app_name": "shop"})) == ["likes.tea"]
+    assert list_keys(alice.get("/memory", params={"app_name": "shop"})) == []
+
+
+def test_forgetting_a_shared_memory_drops_the_stored_answer_that_shows_it(checked_server: CheckedServer) -> None:
+    client, store = checked_server.client(), checked_server.store
+    expect_json(client.post("/sessions", json={"id": "s", "user_id": "alice", "app_name": "shop"}), 201)
+    add_texts(client, "s", "I like amethysts.")
+    shop = {"app_name": "shop"}
+    expect_json(client.post("/sessions/s/memory", json={"shared": True, **shop}, headers={"Idempotency-Key": "one"}))
+    assert "amethysts" in str(store.kv_list(ANSWERS))
+    assert expect_json(client.delete("/memory/likes.amethysts", params=shop)) == {"deleted": True}
+    assert "amethysts" not in str(store.kv_list(ANSWERS))
+
+
 def test_an_idempotency_key_gives_the_same_answer_and_nothing_forgotten_stays_with_it(
     checked_server: CheckedServer,
 ) -> None:

@@ -1232,7 +1232,6 @@ def test_who_did_it_is_in_the_log(tenant_server: CheckedServer) -> None:
         ({"budget": {"prices": {"gold": 1}}}, "budget.prices.gold"),
         ({"budget": {"cost": 1}}, None),
         ({"retention": {"ttl_days": 0}}, "retention.ttl_days"),
-        ({"retention": {"auto_prune": True}}, None),
         ({"retention": {"prune_strategy": "all"}}, None),
         ([], None),
         (5, None),

@@ -185,7 +185,7 @@ def prune(
         raise InvalidArgument("a strategy of your own cannot travel to a server: use one of the names")
     limits = drop_none(window_size=window_size, threshold=threshold, max_tokens=max_tokens)
     body = drop_none(strategy=strategy, dry_run=dry_run, actor=actor, **limits)
-    if agent is not None or strategy in ("summarize_old", "token_budget"):  # the others need no model
+    if agent is not None or strategy in ("summarize_old", "keep_important", "token_budget"):  # the others need no model
         body |= drop_none(agent_id=self._agent_id(agent))
     return parse_pruned((yield from wait_for_run(post(self._path("prune"), body, waits=True))))
 

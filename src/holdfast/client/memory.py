@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.client.base import Remote, drop_none
 from holdfast.client.requests import Flow, async_method, delete, get, post, put, sync_method, url_path
@@ -19,7 +19,9 @@ from holdfast.memory.service import (
     check_key,
     check_kind,
     check_query,
+    check_taught_owner,
     check_text,
+    resolve_bound_owner,
 )
 
 if TYPE_CHECKING:
@@ -31,10 +33,14 @@ _list = list  # here, `list` is the method that lists memories
 
 
 class Base:
-    """Where the memories are."""
+    """Where the memories are, and whose: each method may name another user and app."""
 
-    def __init__(self, wire: Transport) -> None:
-        self._transport = wire
+    def __init__(self, wire: Transport, user_id: str | None = None, app_name: str | None = None) -> None:
+        self._transport, self.user_id, self.app_name = wire, user_id, app_name
+
+    def for_user(self, user_id: str, *, app_name: str | None = None) -> Self:
+        """The same memory, bound to one user; with `app_name=` also to another app."""
+        return type(self)(self._transport, *resolve_bound_owner(user_id, app_name, self.app_name))
 
 
 def store(
@@ -52,7 +58,7 @@ def store(
     """Keep a text under a key, durably; the same key again replaces it."""
     body = drop_none(text=check_text(text), kind=check_kind(kind), confidence=check_confidence(confidence))
     body |= _expiry_fields(expires) | drop_none(source=None if source is None else _source_fields(source))
-    where = _owner_fields(user_id, app_name)
+    where = _owner_fields(self, user_id, app_name)
     return parse_memory((yield put(url_path("memory", check_key(key)), body, **where)))
 
 
@@ -66,7 +72,7 @@ def recall(
     found: _list[Remembered] = []
     for key in wanted:
         try:
-            found.append(parse_memory((yield get(url_path("memory", key), **_owner_fields(user_id, app_name)))))
+            found.append(parse_memory((yield get(url_path("memory", key), **_owner_fields(self, user_id, app_name)))))
         except AgentError as error:
             if error.code != "not_found":
                 raise
@@ -88,12 +94,12 @@ def search(
         kind=None if kind is None else check_kind(kind),
         min_confidence=None if min_confidence is None else check_confidence(min_confidence, "min_confidence"),
     )
-    return _parse_memories((yield post("/memory/search", body | _owner_fields(user_id, app_name))))
+    return _parse_memories((yield post("/memory/search", body | _owner_fields(self, user_id, app_name))))
 
 
 def forget(self: Base, key: str, *, user_id: str | None = None, app_name: str | None = None) -> Flow[bool]:
     """Remove a memory for good, with every earlier version of it; False if there was none."""
-    gone: bool = (yield delete(url_path("memory", check_key(key)), **_owner_fields(user_id, app_name)))["deleted"]
+    gone: bool = (yield delete(url_path("memory", check_key(key)), **_owner_fields(self, user_id, app_name)))["deleted"]
     return gone
 
 
@@ -108,7 +114,7 @@ def list(
 ) -> Flow[_list[Remembered]]:
     """Memories in order of key; `after` is the last key of the page before."""
     check_limit(limit, MAX_LIMIT)
-    query = drop_none(kind=None if kind is None else check_kind(kind)) | _owner_fields(user_id, app_name)
+    query = drop_none(kind=None if kind is None else check_kind(kind)) | _owner_fields(self, user_id, app_name)
     at = None if after is None else check_key(after)
     found: _list[Remembered] = []
     while len(found) < limit:
@@ -120,12 +126,20 @@ def list(
     return found
 
 
-def ingest_from_session(self: Base, session: Remote, *, model: str | Agent | None = None) -> Flow[_list[Remembered]]:
-    """Keep what a session says that is worth knowing later. `model` is an agent of the server, whose model is asked."""
+def ingest_from_session(
+    self: Base, session: Remote, *, model: str | Agent | None = None, shared: bool = False
+) -> Flow[_list[Remembered]]:
+    """Keep what a session says that is worth knowing later. The session must have the user and the app of this memory:
+    see `for_user`. With `shared`, a memory of no user learns from the session of a user, and keeps it for all. `model`
+    is an agent of the server, whose model is asked."""
     if not isinstance(session, Remote):
         raise InvalidArgument(f"{session!r} is no session of a server: open it with client.open(id)")
-    asked = None if model is None else session._agent_id(model)
-    return _parse_memories((yield post(session._path("memory"), drop_none(agent_id=asked))))
+    owner, mine = (session.user_id, session.app_name), (self.user_id, self.app_name)
+    check_taught_owner(session.id, owner, mine, shared=shared)
+    body = drop_none(agent_id=None if model is None else session._agent_id(model))
+    if mine != owner:
+        body |= {"shared": True} | _owner_fields(self, None, None)
+    return _parse_memories((yield post(session._path("memory"), body)))
 
 
 def parse_memory(data: dict[str, Any]) -> Remembered:
@@ -143,8 +157,9 @@ def _parse_memories(data: dict[str, Any]) -> _list[Remembered]:
     return [parse_memory(each) for each in data["memories"]]
 
 
-def _owner_fields(user_id: str | None, app_name: str | None) -> dict[str, Any]:
-    return drop_none(user_id=check_owner(user_id, "user_id"), app_name=check_owner(app_name, "app_name"))
+def _owner_fields(self: Base, user_id: str | None, app_name: str | None) -> dict[str, Any]:
+    user, app = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
+    return drop_none(user_id=user or self.user_id, app_name=app or self.app_name)
 
 
 def _expiry_fields(expires: timedelta | float | datetime | None) -> dict[str, Any]:

@@ -54,10 +54,11 @@ def parse_pending(data: Mapping[str, Any]) -> Pending:
 
 
 def parse_response(data: Mapping[str, Any]) -> Response:
-    """What POST /message answers."""
+    """What POST /message answers. Its `output` is null where no schema was asked for: then the output is the text."""
+    text, output = data.get("response") or "", data.get("output")
     return Response(
-        text=data.get("response") or "",
-        output=data.get("output"),
+        text=text,
+        output=text if output is None else output,
         tool_calls=[
             ToolCall(id=each["id"], name=each["name"], arguments=each["arguments"]) for each in data["tool_calls"]
         ],

@@ -156,8 +156,10 @@ def parse_output(shape: OutputShape | None, response: Response) -> Response:
     """The response with its output as an instance. The server checked what a JSON Schema says; a type may say more."""
     from holdfast.errors import BadOutput
 
-    if shape is None or response.status != "finished":
+    if shape is None:
         return response
+    if response.status != "finished":
+        return replace(response, output=None)
     try:
         return replace(response, output=shape.read(response.text))
     except BadOutput as error:

@@ -45,8 +45,12 @@ class LoopAgent(Flow):
         )
 
 
-def _exit() -> str:
-    """End the loop: the result is good enough, and no agent needs to be asked again."""
+def _exit(reason: str | None = None) -> str:
+    """End the loop: the result is good enough, and no agent needs to be asked again.
+
+    Args:
+        reason: Why the loop ends, in one sentence; may be left out.
+    """
     raise AssertionError("the loop answers this call itself")
 
 

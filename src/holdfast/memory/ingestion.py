@@ -92,10 +92,9 @@ class ModelHolder(Protocol):
 ModelChoice = str | Model | ModelHolder  # a model's name, a model, or an agent
 
 
-def ingest(memory: Memory, session: SourceSession, model: ModelChoice | None) -> list[Remembered]:
-    """Keep what is new in a session; returns what was kept or updated."""
+def ingest(memory: Memory, shelf: MemoryLog, session: SourceSession, model: ModelChoice | None) -> list[Remembered]:
+    """Keep what is new in a session on a memory log; returns what was kept or updated."""
     store, log = session.store, session.log
-    shelf = memory.shelf_for(store, log)
     before, read = _read_marks(shelf, store, log)
     head = store.head(log)
     upto = _last_final_seq(decode_view(head.view), head.head)

@@ -26,8 +26,10 @@ from holdfast.memory.service import (
     check_key,
     check_kind,
     check_query,
+    check_taught_owner,
     check_text,
     memory_from_data,
+    resolve_bound_owner,
 )
 from holdfast.memory.source import Origin, SourceSession, is_source_session
 from holdfast.memory.vector import FLOOR, Embedder, HybridService
@@ -122,6 +124,10 @@ class Memory:
         bound._store = store if self._store is None else self._store.for_tenant(store.tenant)
         return bound
 
+    def for_user(self, user_id: str, *, app_name: str | None = None) -> Self:
+        """The same memory, bound to one user; with `app_name=` also to another app."""
+        return self.of(*resolve_bound_owner(user_id, app_name, self.app_name))
+
     def of(self, user_id: str | None, app_name: str | None) -> Self:
         """The same memory for this user and app alone, instead of its default user and app."""
         bound = copy.copy(self)
@@ -190,15 +196,27 @@ class Memory:
         """Remove a memory for good, with every earlier version of it; False if there was none."""
         return self._memory_log(user_id, app_name).forget(check_key(key))
 
-    def ingest_from_session(self, session: SourceSession, *, model: ModelChoice | None = None) -> _list[Remembered]:
-        """Keep what a session says that is worth knowing later, for the session's own user and app, with its sources.
+    def ingest_from_session(
+        self, session: SourceSession, *, model: ModelChoice | None = None, shared: bool = False
+    ) -> _list[Remembered]:
+        """Keep what a session says that is worth knowing later, with its sources.
 
-        With a model it is asked for facts; without one, plain statements of the user and the session's facts are taken.
-        What was looked at before is not looked at again.
+        The session must have the user and the app of this memory: see `for_user`. With `shared`, a memory of no user
+        learns from the session of a user, and keeps it for all. With a model it is asked for facts; without one, plain
+        statements of the user and the session's facts are taken. What was looked at before is not looked at again.
         """
         from holdfast.memory.ingestion import ingest
 
-        return ingest(self, _check_session(session), self.model if model is None else model)
+        found = _check_session(session)
+        log, owner = found.log, (self.user_id, self.app_name)
+        check_taught_owner(log.id, (log.user_id, log.app_name), owner, shared=shared)
+        if self._store is None and found.store is not open_store(None):
+            raise InvalidArgument(
+                f"session {log.id!r} is in {found.store!r}, and this memory, made without store=, looks in "
+                f"{open_store(None)!r}: make it with Memory(store=...) of the session's store"
+            )
+        shelf = MemoryLog(self.on(found.store)._open_store(), *owner)
+        return ingest(self, shelf, found, self.model if model is None else model)
 
     # -- finding ---------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,11 @@ def memory_log_key(user_id: str | None, app_name: str | None) -> tuple[str, str]
     return APP_KIND, OWNERLESS_ID if app_name is None else quote(app_name, safe="")
 
 
+def owners_of_memories(user_id: str | None, app_name: str | None) -> list[tuple[str | None, str | None]]:
+    """Whose memories may come from a session of this user and app: their own, and those that were shared."""
+    return [*dict.fromkeys([(user_id, app_name), (None, app_name), (None, None)])]
+
+
 class IngestMark(NamedTuple):
     """How far a session was looked at for memories: before, and with what is kept now."""
 
@@ -231,10 +236,7 @@ def erase_memories_from(
     store: Store, owner: tuple[str | None, str | None], gone: Mapping[str, Iterable[int] | None]
 ) -> None:
     """Remove the memories that came from these events, or from these whole logs (None), of a session's owner: its
-    `user_id` and `app_name`."""
-    log = store.find(*memory_log_key(*owner))
-    if log is None:
-        return
+    `user_id` and `app_name`. Memories that were shared go as well."""
     wanted = {uid: None if seqs is None else set(seqs) for uid, seqs in gone.items()}
 
     def matches(event: Event) -> bool:
@@ -249,7 +251,10 @@ def erase_memories_from(
                 return True
         return False
 
-    erase_memories(store, log, matches, reason="erased where it came from")
+    for each in owners_of_memories(*owner):
+        log = store.find(*memory_log_key(*each))
+        if log is not None:
+            erase_memories(store, log, matches, reason="erased where it came from")
 
 
 _COMPARED_FIELDS = ("text", "kind", "confidence", "expires_at")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from holdfast.errors import InvalidArgument, InvalidId
 from holdfast.log import codec
-from holdfast.log.identifiers import check_name
+from holdfast.log.identifiers import check_name, check_owner
 from holdfast.log.times import to_datetime
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ MAX_TEXT = 16 << 10  # bytes of one memory: a statement, not a document
 MAX_QUERY = 64 << 10
 MAX_KIND = 64
 MAX_LIMIT = 1000
+Owner = tuple[str | None, str | None]  # user_id and app_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,3 +181,45 @@ def check_expiry(expires: timedelta | float | datetime | None, now: int) -> int 
 
 
 _LAST = round(datetime(9999, 1, 1, tzinfo=UTC).timestamp() * 1_000_000)
+
+
+def resolve_bound_owner(user_id: str, app_name: str | None, own_app: str | None) -> Owner:
+    """The owner of a memory of app `own_app` that is bound to a user, and to `app_name` if that is given."""
+    user, app = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
+    if user is None:
+        raise InvalidArgument("for_user needs a user_id: a memory that is not bound is of no user")
+    return user, own_app if app is None else app
+
+
+def check_taught_owner(session_id: str, owner: Owner, memory: Owner, *, shared: bool) -> None:
+    """Raise InvalidArgument unless a memory of one owner may learn from a session of another.
+
+    It may if both are the same, because then it finds what it learnt. A memory that is wider than the session (of no
+    user, or of no app) may if the caller says `shared`. An erasure of the session looks in all of these places.
+    """
+    (user_id, app_name), (own_user, own_app) = owner, memory
+    is_wider = own_user in (None, user_id) and own_app in (None, app_name)
+    if memory == owner or (shared and is_wider):
+        return
+    fix = f"teach Memory(app_name={app_name!r})"
+    if user_id is not None:
+        app = "" if own_app == app_name else f", app_name={app_name!r}"
+        fix = f"teach memory.for_user({user_id!r}{app})"
+    if is_wider:
+        fix = (
+            f"which would not find it again: {fix}, or pass shared=True to keep it here, for every user of this memory"
+        )
+    elif user_id is None and own_user is not None:
+        fix = f"open the session with user_id={own_user!r}, or teach a memory of no user"
+    elif app_name is None and own_app is not None:
+        fix = f"open the session with app_name={own_app!r}, or teach a memory of no app"
+    raise InvalidArgument(
+        f"session {session_id!r} belongs to {_format_owner(owner)}, this memory to {_format_owner(memory)}"
+        f"{', ' if is_wider else ': '}{fix}"
+    )
+
+
+def _format_owner(owner: Owner) -> str:
+    user_id, app_name = owner
+    user = "no user" if user_id is None else f"user {user_id!r}"
+    return user if app_name is None else f"{user} in app {app_name!r}"

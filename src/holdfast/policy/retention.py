@@ -15,6 +15,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.log.arguments import suggest_keywords, suggest_name
 from holdfast.log.times import FOREVER, days_to_microseconds
 
+AUTO_PRUNE_WINDOW = 1_000  # messages that auto_prune keeps if no number is given
 BUSY_DELAY = 60_000_000  # time after which the sweep returns to a session that is running
 
 _KEEP_LAST = re.compile(r"keep_last_([1-9][0-9]{0,17})")
@@ -27,8 +28,8 @@ class Retention:
     """How long a session is kept, and in what form; what is not given is kept for ever, whole.
 
     `ttl_days` and `archive_after_days` count from the last activity and may be fractions. With `auto_prune` the view is
-    kept to `max_messages`, or to the n of `prune_strategy="keep_last_<n>"`. An immutable session can only grow until
-    its TTL has passed: `Retention(ttl_days=730, immutable=True)`.
+    kept to `max_messages`, or to the n of `prune_strategy="keep_last_<n>"`, or to 1,000 messages if neither is given.
+    An immutable session can only grow until its TTL has passed: `Retention(ttl_days=730, immutable=True)`.
     """
 
     ttl_days: float | None = None
@@ -70,10 +71,6 @@ class Retention:
             raise InvalidArgument(
                 f"prune_strategy={self.prune_strategy!r}: use keep_last_<n> with n at least 1, {', '.join(_STRATEGIES)}"
             )
-        if self.auto_prune and self.window is None:
-            raise InvalidArgument(
-                "auto_prune=True does not say how much to keep: add max_messages=, or prune_strategy='keep_last_<n>'"
-            )
 
     @classmethod
     def of(cls, value: Retention | Mapping[str, Any]) -> Retention:
@@ -109,10 +106,10 @@ class Retention:
 
     @property
     def window(self) -> int | None:
-        """How many messages pruning leaves; None if nothing says how many."""
+        """How many messages pruning leaves; None if nothing says how many, and nothing is pruned automatically."""
         last = _KEEP_LAST.fullmatch(self.prune_strategy or "")
         limits = [limit for limit in (self.max_messages, last and int(last[1])) if limit is not None]
-        return min(limits, default=None)
+        return min(limits, default=AUTO_PRUNE_WINDOW if self.auto_prune else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

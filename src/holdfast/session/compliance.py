@@ -160,11 +160,16 @@ class ComplianceMethods:
             raise InvalidArgument("erase_user needs the user_id")
         data, who = {"reason": check_name(reason, "a reason", found.limits.metadata)}, _check_actor(actor)
         logs = _logs_of_user(found, owner)
-        for log in logs:
-            plan_erasure(found, log)  # raises for a session under a hold, before any session is erased
+        # Planning raises for a session under a hold, before any session is erased.
+        gone = [
+            {found.log_of_number(number).uid: None for number in plan_erasure(found, log).whole_logs} for log in logs
+        ]
         events, ids = 0, []
-        for log in logs:
+        for log, uids in zip(logs, gone, strict=True):
+            shared = None, log.app_name  # the memories of the user go with their log, below
+            erase_memories_from(found, shared, uids)
             events += _erase_log(found, log, data, who)
+            erase_memories_from(found, shared, uids)
             ids.append(log.id)
         removed = []
         for kind in ("user", USER_MEMORY):

@@ -132,14 +132,14 @@ class PruningMethods:
 
         Strategies: "keep_last_<n>", "sliding_window" (window_size=), "token_budget" (max_tokens=), "summarize_old"
         (threshold=), "keep_important", or a function that takes the messages and returns the messages to keep.
-        `summarize_old` asks the model of `agent=`, else of the session's agent, for the summary; without an agent, or
-        if the model fails, rules make a digest instead. `keep_important` decides by rules; with `agent=` it also keeps
-        the messages that this model names. A dry run changes nothing and asks for no summary.
+        Two strategies ask the model of `agent=`, else of the session's agent. `summarize_old` asks for the summary;
+        without an agent, or if the model fails, rules make a digest instead. `keep_important` decides by rules, and
+        also keeps the messages that the model names. A dry run changes nothing and asks for no summary.
         """
         chosen = self._resolve_strategy(strategy, window_size, threshold, max_tokens, agent)
-        model = agent.model if agent is not None else None
-        writer = model if model is not None else None if self.agent is None else self.agent.model
-        return self._apply_strategy(chosen, writer, model, dry_run=dry_run, actor=actor)
+        asked = agent or self.agent
+        model = None if asked is None else asked.model
+        return self._apply_strategy(chosen, model, dry_run=dry_run, actor=actor)
 
     def _resolve_strategy(
         self,
@@ -162,8 +162,7 @@ class PruningMethods:
     def _apply_strategy(
         self,
         strategy: Strategy | CustomStrategy,
-        writer: Model | None,
-        scorer: Model | None,
+        model: Model | None,
         *,
         dry_run: bool = False,
         actor: str | None = None,
@@ -175,8 +174,8 @@ class PruningMethods:
             check_name(actor, "actor", self.store.limits.name)
         while True:
             head = self.store.head(self.log)
-            summarizer = None if dry_run else writer
-            plan = plan_prune(self.store, self.log, head, strategy, model=summarizer, scorer=scorer, room=room)
+            summarizer = None if dry_run else model
+            plan = plan_prune(self.store, self.log, head, strategy, model=summarizer, scorer=model, room=room)
             if dry_run or not plan.drop:
                 if not dry_run:
                     self._refuse_if_immutable(head)
@@ -238,11 +237,9 @@ class PruningMethods:
         limits = _limits_of(name, retention.window)
         chosen = self._resolve_strategy(name, limits.get("window_size"), limits.get("threshold"))
         room = None if self.agent is None else int(self.agent.model.context_window * BUDGET_SHARE)
-        self._apply_strategy(
-            chosen, None, None, actor="auto_prune", room=None if room is None else min(room, MAX_BY_RULES)
-        )
+        self._apply_strategy(chosen, None, actor="auto_prune", room=None if room is None else min(room, MAX_BY_RULES))
         if name in ("keep_important", "token_budget"):  # these two may leave more messages than the window
-            self._apply_strategy(strategy_of(last), None, None, actor="auto_prune")
+            self._apply_strategy(strategy_of(last), None, actor="auto_prune")
 
     def _read_retention(self, seq: int) -> Retention:
         """Return the retention that event `seq` sets; the empty one for 0. The cache keeps the last one read."""

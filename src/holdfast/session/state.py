@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from holdfast.concurrency import off_thread, twin
-from holdfast.errors import Conflict, InvalidArgument, MissingUser, SessionExists, SessionNotFound
+from holdfast.errors import Conflict, InvalidArgument, MissingApp, MissingUser, SessionExists, SessionNotFound
 from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_name
@@ -141,8 +141,8 @@ class StateMethods:
     def _scope_id(self, scope: str) -> str:
         owner = self.log.user_id if scope == "user" else self.log.app_name
         if owner is None:
-            field = "user_id" if scope == "user" else "app_name"
-            raise MissingUser(
+            field, missing = ("user_id", MissingUser) if scope == "user" else ("app_name", MissingApp)
+            raise missing(
                 f"scope={scope!r} needs to know whose: open the session with {field}=, as in agent.session({field}='…')"
             )
         return quote(owner, safe="")  # an owner may be any text, the id of a log may not

@@ -103,13 +103,14 @@ class AgentRuntime:
     def _control_result(self, call: CallProgress) -> ControlResult | None:
         """Return the result of a handoff or of an exit from a loop; None for a call of an ordinary tool."""
         tool = self.spec.tools[call.name]
-        if tool.signal == EXIT_LOOP:
-            if not self.in_loop:
-                return ControlResult(text="There is no loop to leave here.", is_error=True, data={})
-            return ControlResult(text="The loop ends here.", data={"exit": True})
         if tool.signal is None:
             return None
-        return self._handoff_result(tool, tool.validate(call.arguments).get("reason") or "")
+        reason = tool.validate(call.arguments).get("reason") or ""
+        if tool.signal != EXIT_LOOP:
+            return self._handoff_result(tool, reason)
+        if not self.in_loop:
+            return ControlResult(text="There is no loop to leave here.", is_error=True, data={})
+        return ControlResult(text=f"The loop ends here. {reason}".rstrip(), data={"exit": True})
 
     def _handoff_result(self, tool: Tool, reason: str) -> ControlResult:
         target, name = tool.signal or "", self.spec.name or ""

@@ -60,6 +60,8 @@ def flow_loop(
     `opening` holds the events of the first append; `turn` has folded them already. `draft_finished` makes the event
     that finishes the turn. In the functions below, `ending` is how the previous step ended, with its unstored events.
     """
+    if shape is not None:
+        turn.root.shape = shape
     ending = yield from _run_plan(plan, FlowPosition(shape=shape, owner=owner), turn, Ending("", "", opening))
     if ending.is_waiting:
         data = {"reason": "paused"} if ending.reason == "paused" else {}

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.log.flow_paths import is_within
 from holdfast.log.messages import Message, ToolCall
 from holdfast.models.base import Usage
+from holdfast.schema.output import OutputShape
 from holdfast.turn.progress import AgentProgress, TurnProgress
 
 
@@ -34,10 +35,11 @@ class WaitingCall(Pending):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """The answer to a question: `text`, and `output` if a shape was required; with the usage of the turn.
+    """The answer to a question as `text` and as `output`, with the usage of the turn.
 
-    `status` is "finished", or "waiting" if a person must decide about the calls in `pending` or the session was paused
-    (then `pending` is empty). The fields of `output` can be read here too: `response.category`.
+    `output` is an instance of the schema that was asked for, or the text if there was none. `status` is "finished", or
+    "waiting" if a person must decide about the calls in `pending` or the session was paused (then `pending` is empty).
+    The fields of `output` can be read here too: `response.category`.
     """
 
     text: str = ""
@@ -65,12 +67,13 @@ class Response:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a field of the output
         output = None if name.startswith("__") else self.output  # copy and pickle look for special names: no fields
+        if output is None or isinstance(output, str):  # the methods of a text are no fields
+            raise AttributeError(f"a response has no {name!r}: ask for fields with output_schema= or json(schema=)")
         if isinstance(output, Mapping) and name in output:
             return output[name]
-        if output is not None and hasattr(output, name):
+        if hasattr(output, name):
             return getattr(output, name)
-        where = "" if output is None else f", and its output ({type(output).__name__}) has none"
-        raise AttributeError(f"a response has no {name!r}{where}")
+        raise AttributeError(f"a response has no {name!r}, and its output ({type(output).__name__}) has none")
 
 
 def response_of(turn: TurnProgress, path: str = "") -> Response:
@@ -82,7 +85,6 @@ def response_of(turn: TurnProgress, path: str = "") -> Response:
     texts = [_last_text(progress.visible_messages) for progress in last]
     if not any(texts) and last[0].has_left_loop:  # it left the loop without a text: the last text before it counts
         texts = [_last_text([message for progress in agents for message in progress.visible_messages])]
-    first = last[0]
     used: dict[str, int] = {}
     for progress in agents:
         for name, amount in progress.usage.items():
@@ -90,9 +92,12 @@ def response_of(turn: TurnProgress, path: str = "") -> Response:
     is_over = not any(progress.open_calls for progress in open_agents) and all(
         progress.answer is not None or progress.has_left_loop or progress.end_status for progress in last
     )
+    text = "\n\n".join(text for text in texts if text) if is_over else ""
+    # An agent that leaves its loop has not the shape that was asked of the last agent: the turn has it.
+    shape = None if len(last) > 1 else last[0].shape or (None if path else turn.root.shape)
     return Response(
-        text="\n\n".join(text for text in texts if text) if is_over else "",
-        output=_read_output(first, texts[0]) if len(last) == 1 and is_over else None,
+        text=text,
+        output=text if shape is None else _read_output(last[0], shape, texts[0]) if is_over else None,
         tool_calls=[
             call for progress in agents for message in progress.visible_messages for call in message.tool_calls
         ],
@@ -109,10 +114,8 @@ def response_of(turn: TurnProgress, path: str = "") -> Response:
     )
 
 
-def _read_output(progress: AgentProgress, text: str) -> Any:  # noqa: ANN401 - a value of the shape
-    if progress.shape is None or not (progress.answer is not None or progress.has_left_loop):
-        return None
-    return progress.shape.read_accepted(text)
+def _read_output(progress: AgentProgress, shape: OutputShape, text: str) -> Any:  # noqa: ANN401 - a value of the shape
+    return shape.read_accepted(text) if progress.answer is not None or progress.has_left_loop else None
 
 
 def _last_text(messages: list[Message]) -> str:

@@ -136,14 +136,20 @@ def forget_memory(
 def ingest_session(
     caller: Writer, server: Serving, session_id: SessionId, body: requests.Ingest | None = None
 ) -> Response:
-    """Keep what is new in it, for its own user and app, with the messages that say so. The model of `agent_id` is
-    asked; without one, plain statements of the user and the session's facts are taken."""
+    """Keep what is new in it, for its own user and app, with the messages that say so. With `shared` it is kept for the
+    user and the app that the body names, or for none: a memory that is wider than the session. The model of `agent_id`
+    is asked; without one, plain statements of the user and the session's facts are taken."""
     session: Session = caller.open_session(session_id)
-    agent_id = None if body is None else body.agent_id
-    model = None if agent_id is None else server.catalog.find(caller.store, agent_id)
-    found = server.memory.on(caller.store).ingest_from_session(session, model=model)
-    answer = json_response({"memories": [memory_dict(each) for each in found]})
-    return tag_with_memories(answer, session.user_id, session.app_name)
+    asked = body or requests.Ingest()
+    owner = session.user_id, session.app_name
+    if asked.shared:
+        owner = caller.resolve_owner(asked.user_id), asked.app_name
+    elif (asked.user_id, asked.app_name) != (None, None):
+        raise field_error("shared", "user_id and app_name need shared: memories are kept for the session's own")
+    model = None if asked.agent_id is None else server.catalog.find(caller.store, asked.agent_id)
+    memory = server.memory.on(caller.store).of(*owner)
+    found = memory.ingest_from_session(session, model=model, shared=asked.shared)
+    return tag_with_memories(json_response({"memories": [memory_dict(each) for each in found]}), *owner)
 
 
 def _expiry(body: requests.MemoryGiven) -> timedelta | datetime | None:

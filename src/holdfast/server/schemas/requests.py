@@ -414,6 +414,11 @@ class Ingest(RequestBody):
     agent_id: Text | None = Field(
         default=None, description="The agent whose model extracts facts; without it no model is called."
     )
+    shared: bool = Field(
+        default=False, description="Keep them for `user_id` and `app_name`, not for the session's own."
+    )
+    user_id: Owner | None = Field(default=None, description="With `shared`: for which user; left out: for none.")
+    app_name: Owner | None = Field(default=None, description="With `shared`: for which app; left out: for none.")
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------

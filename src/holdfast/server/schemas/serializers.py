@@ -214,7 +214,9 @@ def context_dict(found: Context) -> dict[str, Any]:
 
 
 def answer_dict(found: Response) -> dict[str, Any]:
-    """What a turn gives back. `output` may be an instance of a class of the agent's own."""
+    """What a turn gives back. `output` may be an instance of a class of the agent's own; it is null where no schema was
+    asked for, since the text is there already."""
+    is_text = isinstance(found.output, str) and found.output == found.text  # JSON has quotes: no parsed text is equal
     return {
         "response": found.text,
         "tool_calls": [tool_call_dict(call) for call in found.tool_calls],
@@ -223,7 +225,7 @@ def answer_dict(found: Response) -> dict[str, Any]:
         "run_id": found.run_id,
         "status": found.status,
         "pending": [pending_dict(call) for call in found.pending],
-        "output": to_jsonable_python(found.output),
+        "output": None if is_text else to_jsonable_python(found.output),
         "stop_reason": found.stop_reason,
         "messages": [message_dict(each) for each in found.messages],
     }
