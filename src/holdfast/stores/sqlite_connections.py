@@ -31,6 +31,7 @@ from holdfast.errors import (
     StoreReadOnly,
     UnsafeSQLite,
 )
+from holdfast.operating_system import register_at_fork
 from holdfast.stores.migrations import Migration, migrate
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ def _after_fork_in_child() -> None:
     _fork_lock = threading.RLock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 class _ErrorTranslation:
