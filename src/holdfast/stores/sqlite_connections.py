@@ -212,6 +212,7 @@ class SQLiteFile:
                     os.chmod(self.path, 0o600)  # by path: opening the file ourselves would drop SQLite's locks
                 self._retry_while_busy(lambda: db.execute("PRAGMA journal_mode=WAL").get)
                 db.execute(SYNCHRONOUS[self.synchronous])
+                db.execute("PRAGMA fullfsync=ON")  # on macOS a flush else ends in the cache of the drive
                 db.execute("PRAGMA foreign_keys=ON")
                 db.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten, not only unlinked
                 self._migrate(db)
