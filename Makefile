@@ -39,8 +39,10 @@ lint: .venv/ready        ## ruff: rules and format
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 
-types: .venv/ready       ## mypy, strict
+types: .venv/ready       ## mypy, strict; the package also as macOS and Windows see it
 	$(RUN) mypy
+	$(RUN) mypy --platform darwin src
+	$(RUN) mypy --platform win32 src
 
 prove: .venv/ready       ## crashes, power loss, faults and seeded bugs, at CI size
 	$(RUN) pytest tests/proofs -m proof $(PROOFS_PARALLEL) -q -rfE

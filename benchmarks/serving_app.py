@@ -109,7 +109,7 @@ def main() -> None:
     from holdfast.cli.serve import serve
 
     if os.environ.get(FOREIGN):
-        lease.boot_id = lambda: "another machine"  # type: ignore[assignment]
+        lease.boot_id = lambda: "another machine"  # type: ignore[assignment, attr-defined]
     serve()
 
 

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pure log", ("log",)),
     ("helpers", ("concurrency", "http_client", "data_dir")),
     ("floor", ("errors", "clock", "crashpoints", "diagnostics")),
+    ("operating systems", ("operating_system",)),
 )
 # Packages of this layer may import each other: a session makes its default agent, an agent opens a session.
 USERS = "what users hold"

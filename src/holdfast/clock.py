@@ -10,6 +10,8 @@ import os
 import threading
 import time
 
+from holdfast.operating_system import read_boot_clock
+
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford: no I, L, O, U
 
 
@@ -38,13 +40,13 @@ class Clock:
         self._last = (0, 0)
 
     def now(self) -> int:
-        """Return microseconds since 1970. People read it; no order is ever taken from it."""
+        """Return microseconds since 1970. People read it; no order of events is ever taken from it."""
         return time.time_ns() // 1000
 
     def monotonic(self) -> float:
         """Return the seconds of a clock that never jumps, counts suspended time and is the same in every process of
         this boot."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return read_boot_clock()
 
     def random_bytes(self, size: int) -> bytes:
         return os.urandom(size)

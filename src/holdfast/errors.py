@@ -20,7 +20,7 @@ AgentError
 │  └─ BadResponse: StreamTruncated
 ├─ of a server and its clients: Unauthorized, Forbidden, NotFound, RequestTimeout, KeyInUse, TooManyRequests,
 │     Unavailable, AgentExists, AgentFromCode, ServerUnavailable, ServerSilent
-└─ AlreadyAdmitted, BadOutput, MissingExtra, ScriptExhausted
+└─ AlreadyAdmitted, BadOutput, MissingExtra, ScriptExhausted, UnsupportedSystem
 """
 
 from __future__ import annotations
@@ -602,6 +602,10 @@ class ScriptExhausted(AgentError, code="script_exhausted"):
     def __init__(self, length: int) -> None:
         self.length = length
         super().__init__(f"the script has {length} replies and was asked for one more: add an item to script=[...]")
+
+
+class UnsupportedSystem(AgentError, code="unsupported_system"):
+    """The operating system cannot do it."""
 
 
 # -- rebuilding --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ LEFT_OUT_FIXTURES = {
 }
 # Folders and files that start servers and processes, or wait for a clock, in most of their tests.
 LEFT_OUT_PATHS = (
-    *("benchmarks/", "cli/", "client/", "docs/", "kit/", "properties/test_h", "server/", "tools/test_sandbox"),
+    *("benchmarks/", "cli/", "client/", "docs/", "kit/", "other_systems/", "properties/test_h", "server/"),
+    "tools/test_sandbox",
 )
 LEFT_OUT_WORDS = ("kill", "outage", "equivalence", "llmock", "test_rebuild")
 

@@ -16,6 +16,7 @@ from holdfast import Agent, Message, Session, tool
 from holdfast.errors import InvalidArgument
 from holdfast.log.messages import ToolResult
 from holdfast.models.base import ModelRequest
+from holdfast.operating_system import KILL_SIGNAL
 from holdfast.stores import SQLiteStore
 from holdfast.testing import call
 
@@ -65,8 +66,14 @@ def _kill_writer(path: Path) -> Step:
         [sys.executable, "-m", "holdfast.cli.demo", str(path)], stdout=subprocess.PIPE, text=True, check=False
     )
     said = child.stdout.splitlines()
-    fate = f"killed by {signal.Signals(-child.returncode).name}" if child.returncode < 0 else "ended by itself"
+    fate = _describe_end(child.returncode)
     return Step("1. A process keeps a conversation, and is killed while it writes.", [*said, f"({fate})"])
+
+
+def _describe_end(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"killed, exit code {exit_code}" if exit_code == KILL_SIGNAL else "ended by itself"
 
 
 def _reopen_session(session: Session) -> Step:
@@ -86,7 +93,7 @@ def _finish_turn(session: Session, path: Path) -> Step:
         [sys.executable, "-m", "holdfast.cli.demo", str(path), "turn"], stdout=subprocess.PIPE, text=True, check=False
     )
     unfinished = session.unfinished
-    lines = [*child.stdout.splitlines(), f"(killed by {signal.Signals(-child.returncode).name})"]
+    lines = [*child.stdout.splitlines(), f"({_describe_end(child.returncode)})"]
     if unfinished is not None:
         lines.append(f"here: {unfinished.question!r} is unfinished, unknown: {unfinished.unknown_calls}")
     response = session.resume(_travel_agent())
@@ -109,7 +116,7 @@ def _travel_agent() -> Agent:
     def book(train: str) -> str:
         """Book a train; booking twice costs twice."""
         print(f"booking {train} …", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), KILL_SIGNAL)
         return "never told"
 
     def answer(request: ModelRequest) -> Any:  # noqa: ANN401 - a script item
@@ -169,7 +176,7 @@ def _write_until_killed(path: str) -> None:
     session.facts.add("Alice wants to travel in May", kind="decision")
     print("acknowledged: state and a fact", flush=True)
     print("writing four more messages …", flush=True)
-    arm_crashpoints(lambda point: os.kill(os.getpid(), signal.SIGKILL) if point == "before commit" else None)
+    arm_crashpoints(lambda point: os.kill(os.getpid(), KILL_SIGNAL) if point == "before commit" else None)
     session.add_messages([Message.user(f"This turn is never finished ({part} of 4).") for part in range(1, 5)])
 
 

@@ -18,6 +18,7 @@ import click
 from holdfast.cli.options import FREE_PORT, server_options
 from holdfast.cli.output import json_option
 from holdfast.errors import AgentError, SchemaTooNew
+from holdfast.operating_system import find_exposed_mode, reserve_address
 from holdfast.server.config import Config
 
 EXTRAS = {
@@ -126,7 +127,7 @@ def _check_data_directory(config: Config) -> Finding:
         return Finding(what="data directory", verdict="ok", text=f"{path} will be made")
     if not path.is_dir() or not os.access(path, os.W_OK | os.X_OK):
         return Finding(what="data directory", verdict="fail", text=f"{path} is no directory that can be written")
-    if others := _mode_if_exposed(path):
+    if others := find_exposed_mode(path):
         text = f"{path} has mode {others}, so other users can look into it: chmod 700 {path}"
         return Finding(what="data directory", verdict="warn", text=text)
     return Finding(what="data directory", verdict="ok", text=str(path))
@@ -168,7 +169,7 @@ def _check_sqlite_store(file: Path) -> Finding:
         return Finding(what="store", verdict="fail", text=f"{file} cannot be read: {error}")
     if not os.access(file, os.W_OK):
         return Finding(what="store", verdict="fail", text=f"{file} cannot be written: check its permissions")
-    if others := _mode_if_exposed(file):
+    if others := find_exposed_mode(file):
         text = f"{file} has mode {others}, so other users can read it: chmod 600 {file}"
         return Finding(what="store", verdict="warn", text=text)
     return _check_schema("sqlite", applied, str(file))
@@ -228,7 +229,7 @@ def _check_token(config: Config) -> Finding:
         return Finding(what="token", verdict="ok", text=f"{path} will be made")
     if not os.access(path, os.R_OK):
         return Finding(what="token", verdict="fail", text=f"{path} cannot be read")
-    if others := _mode_if_exposed(path):
+    if others := find_exposed_mode(path):
         verdict: Literal["warn", "fail"] = "fail" if path.parent == Path(config.data) else "warn"
         text = f"{path} has mode {others}, so other users can read it: remove it, and a new one is made"
         return Finding(what="token", verdict=verdict, text=text)
@@ -239,7 +240,7 @@ def _check_port(config: Config) -> Finding:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as wire:
-            wire.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserve_address(wire)
             wire.bind((config.host, config.port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or "no such port"
@@ -258,9 +259,3 @@ def _check_work_roots(config: Config) -> Iterator[Finding]:
             yield Finding(what="work root", verdict="warn", text=f"{root} cannot be written")
         else:
             yield Finding(what="work root", verdict="ok", text=root)
-
-
-def _mode_if_exposed(path: Path) -> str | None:
-    """Return the mode of a path that other users can read; None if they cannot."""
-    mode = path.stat().st_mode & 0o777
-    return f"{mode:o}" if mode & 0o077 else None

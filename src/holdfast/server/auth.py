@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import os
-import stat
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from fastapi.security.base import SecurityBase
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError, Forbidden, InvalidArgument, SessionNotFound, Unauthorized
+from holdfast.operating_system import find_exposed_mode
 from holdfast.server.api_keys import ROLES, KeyInfo, Role, digest_of, find_key, record_key_use
 from holdfast.server.config import Config, is_token
 from holdfast.server.errors import log_unexpected_error
@@ -293,7 +293,7 @@ def server_token(config: Config, clock: Clock = SYSTEM_CLOCK) -> ServerToken:
         raise InvalidArgument(f"the token file {path} cannot be used: {reason}") from error
     if not is_token(value):
         raise InvalidArgument(f"the token file {path} holds no token: remove it, and a new one is made")
-    if path.parent == Path(config.data) and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if path.parent == Path(config.data) and find_exposed_mode(path):
         raise InvalidArgument(f"others can read the token file {path}: remove it, and a new one is made")
     return ServerToken(value=value, path=path, is_new=is_new)
 

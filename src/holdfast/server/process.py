@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from holdfast.operating_system import reserve_address
 from holdfast.server.app import Server, create_app
 from holdfast.server.config import Config
 from holdfast.server.http.header_limits import HeaderLimits
@@ -79,8 +80,8 @@ def bind_sockets(config: Config) -> list[socket.socket]:
     """Return the bound socket to listen on: a port that is taken is a clear error, and port 0 gets its number."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with _close_on_error(listening):
+        reserve_address(listening)
         listening.bind((config.host, config.port))
         listening.listen(1024)
         listening.set_inheritable(False)

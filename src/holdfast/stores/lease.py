@@ -1,7 +1,7 @@
 """Who holds a lease, and whether that process is still there.
 
 A lease names its process so that another one on the same machine need not wait for the time to run out when the holder
-is known to be dead. Where that cannot be known (another machine, another container), only time tells.
+is known to be dead. Where that cannot be known (another machine, another container, Windows), only time tells.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from holdfast.log import codec
+from holdfast.operating_system import boot_id, pid_namespace, process_mark
 
 DEFAULT_SECONDS = 15.0
 
@@ -43,34 +43,9 @@ class Lease:
 
 
 @cache
-def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _start_ticks(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks: a number that a reused pid does not share."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else fields[19]
-
-
-@cache
 def _process_identity(pid: int) -> dict[str, object]:
     """What tells a process from all others, now and later."""
-    return {"boot": boot_id(), "namespace": _pid_namespace(), "pid": pid, "started": _start_ticks(pid)}
+    return {"boot": boot_id(), "namespace": pid_namespace(), "pid": pid, "started": process_mark(pid)}
 
 
 def encode_holder(name: str) -> bytes:
@@ -81,6 +56,8 @@ def encode_holder(name: str) -> bytes:
 def is_dead(data: bytes) -> bool:
     """Whether the holder is known to be gone. Not knowing is not dead."""
     found = codec.decode(data)
-    if found["boot"] != boot_id() or found["namespace"] != _pid_namespace() or found["started"] is None:
+    if found["boot"] is None or found["started"] is None:
         return False
-    return bool(_start_ticks(found["pid"]) != found["started"])
+    if found["boot"] != boot_id() or found["namespace"] != pid_namespace():
+        return False
+    return bool(process_mark(found["pid"]) != found["started"])

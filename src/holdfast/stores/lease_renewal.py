@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
 
 from holdfast.diagnostics import Fields, report
 from holdfast.errors import StaleEpoch, StoreError
+from holdfast.operating_system import register_at_fork
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import lease_seconds
 
@@ -103,7 +103,7 @@ class _Renewer:
     def __init__(self) -> None:
         self._count = itertools.count()
         self.start_anew()
-        os.register_at_fork(after_in_child=self.start_anew)  # threads stay with the parent
+        register_at_fork(after_in_child=self.start_anew)  # threads stay with the parent
 
     def start_anew(self) -> None:
         self._starting = threading.Lock()

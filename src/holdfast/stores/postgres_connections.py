@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from holdfast.operating_system import register_at_fork
 from holdfast.stores.migrations import Migration, migrate
 
 try:
@@ -85,7 +87,7 @@ def _after_fork_in_child() -> None:
         server.leave_to_parent()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class PostgresServer:
@@ -270,6 +272,8 @@ def find_refusal(conninfo: str, seconds: float) -> str | None:
     The errors of psycopg about a connection have no SQLSTATE, and their text is in the language of the server. The
     trace of libpq has it. The trace goes through a pipe and is dropped here: it holds what proves the password.
     """
+    if sys.platform != "linux":
+        return None  # psycopg traces on Linux only
     reader, writer = os.pipe()
     connection = psycopg.pq.PGconn.connect_start(conninfo.encode())
     polling = psycopg.pq.PollingStatus
@@ -285,7 +289,7 @@ def find_refusal(conninfo: str, seconds: float) -> str | None:
         os.set_blocking(reader, False)
         found = _SQLSTATE.findall(os.read(reader, 1 << 16))
         return found[-1].decode() if found else None
-    except (psycopg.Error, OSError):  # no trace on this system, or nothing in it
+    except (psycopg.Error, OSError):  # nothing in the trace
         return None
     finally:
         connection.finish()

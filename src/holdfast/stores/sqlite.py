@@ -16,6 +16,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.errors import SessionNotFound, StaleEpoch
 from holdfast.log.events import INDEXED_TYPES, Draft, Row
 from holdfast.log.messages import Limits
+from holdfast.operating_system import boot_id
 from holdfast.stores.append import (
     AppendBatch,
     AppendRequest,
@@ -29,7 +30,7 @@ from holdfast.stores.encrypted_rows import Keys, decrypt_row, encrypt_name, encr
 from holdfast.stores.encryption import MasterKey
 from holdfast.stores.erasure import ErasurePlan
 from holdfast.stores.key_values import SQLiteKeyValues
-from holdfast.stores.lease import Claim, Lease, boot_id
+from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.rows import INDEX_BATCH, head_columns, head_from_columns, index_text, session_columns
 from holdfast.stores.sql_reads import SQLConnection
 from holdfast.stores.sql_store import AppendStamp, SQLStore
@@ -239,22 +240,28 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
+    def _lease_clock(self) -> tuple[str, float]:
+        """The boot, and the seconds on its clock. Where a boot has no name, the time of day: a clock that begins again
+        with each boot would keep a lease of the last boot until the old uptime is reached."""
+        boot = boot_id()
+        return ("", self.clock.now() / 1e6) if boot is None else (boot, self.clock.monotonic())
+
     def _lease_from_columns(self, columns: Sequence[Any]) -> Lease | None:
         epoch, holder, boot, expires = columns
         if epoch is None:
             return None
         # The clock of another boot means nothing now, and the processes of that boot have ended.
-        remaining = expires - self.clock.monotonic() if boot == boot_id() else 0.0
-        return Lease(epoch=epoch, holder=holder, remaining=remaining)
+        current, now = self._lease_clock()
+        return Lease(epoch=epoch, holder=holder, remaining=expires - now if boot == current else 0.0)
 
     def _take_lease(self, db: Connection, number: int, epoch: int, claim: Claim) -> None:
-        expires = self.clock.monotonic() + claim.seconds
-        db.execute(SQL.TAKE_LEASE, (number, epoch, claim.holder, boot_id(), expires))
+        boot, now = self._lease_clock()
+        db.execute(SQL.TAKE_LEASE, (number, epoch, claim.holder, boot, now + claim.seconds))
 
     def renew(self, log: Log, epoch: int, seconds: float) -> None:
         def job(db: Connection) -> None:
-            expires = self.clock.monotonic() + seconds
-            if fetch_one(db, SQL.RENEW, (expires, boot_id(), log.number, epoch)) is None:
+            boot, now = self._lease_clock()
+            if fetch_one(db, SQL.RENEW, (now + seconds, boot, log.number, epoch)) is None:
                 columns = fetch_one(db, HEAD, (log.number,))
                 current = head_from_columns(columns).epoch if columns else epoch + 1
                 raise StaleEpoch(log.id, epoch=epoch, current=current)

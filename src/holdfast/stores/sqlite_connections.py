@@ -33,6 +33,7 @@ from holdfast.errors import (
     StoreReadOnly,
     UnsafeSQLite,
 )
+from holdfast.operating_system import register_at_fork
 from holdfast.stores.migrations import Migration, migrate
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def _after_fork_in_child() -> None:
     _fork_lock = threading.RLock()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 class _ErrorTranslation:
@@ -215,6 +216,7 @@ class SQLiteFile:
                     os.chmod(self.path, 0o600)  # by path: opening the file ourselves would drop SQLite's locks
                 self._retry_while_busy(lambda: db.execute("PRAGMA journal_mode=WAL").get)
                 db.execute(SYNCHRONOUS[self.synchronous])
+                db.execute("PRAGMA fullfsync=ON")  # on macOS a flush else ends in the cache of the drive
                 db.execute("PRAGMA foreign_keys=ON")
                 db.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten, not only unlinked
                 self._migrate(db)

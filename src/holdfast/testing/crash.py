@@ -11,7 +11,7 @@
 
 What must stay true: the parent knows an acknowledgement if and only if its `acknowledge` wrote all of it to the pipe,
 independent of the child's later fate. Children are forked, which is quick (nothing is imported again) and needs a
-parent whose other threads hold no locks.
+parent whose other threads hold no locks. Windows has no fork.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import json
 import os
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -28,6 +29,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
 from holdfast.crashpoints import arm_crashpoints
+from holdfast.errors import UnsupportedSystem
+from holdfast.operating_system import KILL_SIGNAL
 
 CHILD_TIMEOUT = 60.0  # seconds for a child that takes well under one when all is well
 
@@ -61,6 +64,10 @@ class Child:
         self._error: str | None = None
         self._buffer = b""
         self._status: int | None = None
+        self._pipe: int
+        self.pid: int
+        if sys.platform == "win32":
+            raise UnsupportedSystem("the crash kit forks, which Windows cannot: run these tests on Linux or macOS")
         self._pipe, theirs = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -90,18 +97,18 @@ class Child:
 
     def kill(self) -> End:
         """End it at once, in any state."""
-        self.signal(signal.SIGKILL)
+        self.signal(KILL_SIGNAL)
         return self.wait()
 
     def wait(self, patience: float = CHILD_TIMEOUT) -> End:
         """Let it come to its end; one that does not is killed, and that is its error."""
         if not self.watch(patience):
             self._error = "the child hung: it told nothing more and did not end"
-            self.signal(signal.SIGKILL)
+            self.signal(KILL_SIGNAL)
         if self._status is None:
             _, self._status = os.waitpid(self.pid, 0)
             os.close(self._pipe)
-        killed = os.WIFSIGNALED(self._status) and os.WTERMSIG(self._status) == signal.SIGKILL
+        killed = os.waitstatus_to_exitcode(self._status) == -KILL_SIGNAL
         return End(acknowledged=self.acknowledged, killed=killed, error=self._error)
 
     def watch(self, seconds: float) -> bool:
@@ -183,6 +190,6 @@ def _kill_at(at: Point) -> Callable[[str], None]:
             with lock:
                 left -= 1
                 if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), KILL_SIGNAL)
 
     return action

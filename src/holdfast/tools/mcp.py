@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -32,6 +32,7 @@ T = TypeVar("T")
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 MAX_TOOLS = 1_000
 MAX_STDERR_BYTES = 2_000  # bytes of what a failing server wrote on its standard error
+LAST_WORDS_SECONDS = 1.0  # for the standard error of a server that has ended
 MIN_SECRET = 6  # characters of an env= value that is hidden in errors
 _OUTCOME_UNKNOWN = "the call may or may not have taken effect"
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
@@ -208,7 +209,7 @@ class _Connection:
 
     def __init__(self, line: _ServerThread) -> None:
         self._server_thread = line
-        self._stderr = _StderrTail(line.loop)
+        self._stderr = _StderrTail()
         self._send_stream: MemoryObjectSendStream[Any] | None = None
         self.ready: asyncio.Future[mcp.Client] = line.loop.create_future()
         # Read the exception even if the caller is gone: asyncio warns about one that is never read.
@@ -269,33 +270,32 @@ class _Connection:
 
 
 class _StderrTail:
-    """The end of what a server writes on its standard error; read all the time, so that it never has to wait."""
+    """The end of what a server writes on its standard error; read all the time, so that it never has to wait.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._tail = loop, b""
-        self._read_end, write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
+    A thread reads, because the event loop of Windows watches no pipes. It ends when every process that has the pipe has
+    ended.
+    """
+
+    def __init__(self) -> None:
+        self._tail = b""
+        read_end, write_end = os.pipe()
         self.writing = open(write_end, "w")  # noqa: SIM115 - closed once the child has it
-        loop.add_reader(self._read_end, self._read)
+        self._reader = threading.Thread(target=self._read, args=(read_end,), name="mcp-stderr", daemon=True)
+        self._reader.start()
 
-    def _read(self) -> bool:
-        with suppress(BlockingIOError):
-            data = os.read(self._read_end, 65536)
-            if data:
+    def _read(self, read_end: int) -> None:
+        with open(read_end, "rb", buffering=0) as file:
+            while data := file.read(65536):
                 self._tail = (self._tail + data)[-MAX_STDERR_BYTES:]
-                return True
-            self._loop.remove_reader(self._read_end)
-        return False
 
     def text(self) -> str:
-        while self._read():
-            pass
+        """What a server that has ended said last; a process that it started may still have the pipe."""
+        self.close()
+        self._reader.join(LAST_WORDS_SECONDS)
         return self._tail.decode(errors="replace").strip()
 
     def close(self) -> None:
-        self._loop.remove_reader(self._read_end)
         self.writing.close()
-        os.close(self._read_end)
 
 
 def _result_text(result: mcp_types.CallToolResult) -> str:

@@ -1,14 +1,13 @@
 """A directory that no path leads out of.
 
-Paths are opened one component at a time, each relative to the open directory before it and never through a symbolic
-link, so what was checked is what is used: a directory swapped for a link in between is not followed, it is an error.
-No decision is ever taken on a path as a string.
+Paths are opened one component at a time, each in the open directory before it (`directory.py`) and never through a
+symbolic link: a directory swapped for a link in between is not followed, it is an error. No decision is ever taken on a
+path as a string.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -17,16 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import FileRefused, ToolError
+from holdfast.operating_system import is_plain_name
+from holdfast.tools.directory import Directory, open_directory
 
 MAX_DEPTH = 64
-_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ_FLAGS = (
-    os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-)  # not blocking: a pipe must not hang
-_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TEMPORARY = ".holdfast-", ".tmp"
 _REASONS = {
     errno.ENOENT: "there is no such file or directory",
     errno.ENOTDIR: "a part of the path is not a directory",
@@ -91,22 +85,22 @@ class Sandbox:
         with (
             self._open_directory(path, parents, make=True) as directory,
             _translate_os_errors(path),
-            _lock_directory(directory),
+            directory.lock_changes(),
         ):
             try:
-                mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+                mode = directory.look(name)
             except FileNotFoundError:
-                return _replace_file(directory, name, data, None)
+                return directory.replace(name, data, None)
             _check_regular(path, mode)
-            return _replace_file(directory, name, data, mode)
+            return directory.replace(name, data, mode)
 
     def change(self, path: str, edit: Callable[[bytes], bytes], *, limit: int) -> None:
         """Replace a file by what `edit` makes of its content, whole or not at all."""
         *parents, name = _components(path, is_file=True)
-        with self._open_directory(path, parents) as directory, _translate_os_errors(path), _lock_directory(directory):
+        with self._open_directory(path, parents) as directory, _translate_os_errors(path), directory.lock_changes():
             with _open_regular(directory, name, path) as file:
                 mode, data = os.fstat(file.fileno()).st_mode, read_whole_file(file, path, limit=limit)
-            _replace_file(directory, name, edit(data), mode)
+            directory.replace(name, edit(data), mode)
 
     def entries(self, path: str, visit: Callable[[], bool]) -> list[Entry]:
         """What is in a directory, by name, as long as `visit` agrees to one more."""
@@ -121,19 +115,20 @@ class Sandbox:
             yield from _walk(directory, "/".join(components), visit, skip, 0)
 
     @contextmanager
-    def _open_directory(self, path: str, components: list[str], *, make: bool = False) -> Iterator[int]:
+    def _open_directory(self, path: str, components: list[str], *, make: bool = False) -> Iterator[Directory]:
         try:
-            # The root is the developer's choice and may itself be a link; nothing below it may.
-            current = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            current = open_directory(self.root)
         except OSError as error:
             raise ToolError(f"the working directory cannot be opened: {_explain_error(error)}") from error
         try:
             with _translate_os_errors(path):
                 for name in components:
-                    current = _enter_directory(current, name, make=make)
+                    inner = _enter_directory(current, name, make=make)
+                    current.close()
+                    current = inner
             yield current
         finally:
-            os.close(current)
+            current.close()
 
 
 def read_whole_file(file: BinaryIO, path: str, *, limit: int) -> bytes:
@@ -157,6 +152,8 @@ def _components(path: str, *, is_file: bool = False) -> list[str]:
     found = [name for name in path.split("/") if name not in ("", ".")]
     if ".." in found:
         raise FileRefused(path, "'..' is not allowed: name the path from the working directory down")
+    if odd := [name for name in found if not is_plain_name(name)]:
+        raise FileRefused(path, f"{odd[0]!r} is no plain name on Windows: use letters, digits and '/'")
     if len(found) > MAX_DEPTH:
         raise FileRefused(path, f"a path has at most {MAX_DEPTH} parts")
     if is_file and (not found or path.endswith(("/", "/."))):
@@ -164,26 +161,15 @@ def _components(path: str, *, is_file: bool = False) -> list[str]:
     return found
 
 
-def _enter_directory(current: int, name: str, *, make: bool) -> int:
-    """From an open directory to the one inside it; the first is closed, unless this fails."""
+def _enter_directory(current: Directory, name: str, *, make: bool) -> Directory:
     try:
-        following = os.open(name, _DIRECTORY_FLAGS, dir_fd=current)
+        return current.enter(name)
     except FileNotFoundError:
         if not make:
             raise
-        try:
-            os.mkdir(name, dir_fd=current)
-            os.fsync(current)
-        except FileExistsError:
-            pass  # another process made it; opening it shows whether it is a directory
-        following = os.open(name, _DIRECTORY_FLAGS, dir_fd=current)
-    except NotADirectoryError:
-        mode = os.stat(name, dir_fd=current, follow_symlinks=False).st_mode
-        if stat.S_ISLNK(mode):  # Linux says ENOTDIR for a link that is opened as a directory
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
-        raise
-    os.close(current)
-    return following
+        with suppress(FileExistsError):  # another process made it; entering it shows whether it is a directory
+            current.make(name)
+        return current.enter(name)
 
 
 def _check_regular(path: str, mode: int) -> None:
@@ -192,72 +178,38 @@ def _check_regular(path: str, mode: int) -> None:
 
 
 @contextmanager
-def _open_regular(directory: int, name: str, path: str) -> Iterator[BinaryIO]:
+def _open_regular(directory: Directory, name: str, path: str) -> Iterator[BinaryIO]:
     # Looked at first, since merely opening a device can do something; and again after, since it may be another by then.
-    _check_regular(path, os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-    with open(name, "rb", opener=lambda name, _: os.open(name, _READ_FLAGS, dir_fd=directory)) as file:
+    _check_regular(path, directory.look(name))
+    with directory.open_file(name) as file:
         _check_regular(path, os.fstat(file.fileno()).st_mode)
         yield file
 
 
-@contextmanager
-def _lock_directory(directory: int) -> Iterator[None]:
-    """Changes in one directory wait for each other, in all processes, so that two edits of a file are both kept."""
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(directory, fcntl.LOCK_EX)
-    yield  # closing the directory ends the lock
-
-
-def _replace_file(directory: int, name: str, data: bytes, mode: int | None) -> None:
-    """Write beside the file, flush, and rename over it: readers see the old content or the new, a crash leaves one."""
-    temporary = SYSTEM_CLOCK.random_bytes(8).hex().join(_TEMPORARY)
-    descriptor = os.open(temporary, _CREATE_FLAGS, 0o666, dir_fd=directory)
-    try:
-        with open(descriptor, "wb") as file:
-            if mode is not None:
-                os.fchmod(descriptor, mode & 0o777)
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
-    os.fsync(directory)
-
-
-def _entries(directory: int, prefix: str, visit: Callable[[], bool]) -> list[Entry]:
-    found = []
-    with os.scandir(directory) as items:
-        for item in items:
-            if item.name.startswith(_TEMPORARY[0]) and item.name.endswith(_TEMPORARY[1]):
-                continue
-            if not visit():
-                break
-            try:
-                about = item.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # gone since
-            path = f"{prefix}/{item.name}" if prefix else item.name
-            found.append(Entry(path=path, size=about.st_size, mode=about.st_mode))
+def _entries(directory: Directory, prefix: str, visit: Callable[[], bool]) -> list[Entry]:
+    found = [
+        Entry(path=f"{prefix}/{name}" if prefix else name, size=size, mode=mode)
+        for name, size, mode in directory.scan(visit)
+    ]
     return sorted(found, key=lambda entry: entry.path)
 
 
-def _walk(directory: int, prefix: str, visit: Callable[[], bool], skip: frozenset[str], depth: int) -> Iterator[Entry]:
+def _walk(
+    directory: Directory, prefix: str, visit: Callable[[], bool], skip: frozenset[str], depth: int
+) -> Iterator[Entry]:
     for entry in _entries(directory, prefix, visit):
         yield entry
         name = entry.path.rpartition("/")[2]
         if not entry.is_directory or name in skip or depth >= MAX_DEPTH:
             continue
         try:
-            inner = os.open(name, _DIRECTORY_FLAGS, dir_fd=directory)
+            inner = directory.enter(name)
         except OSError:
             continue  # gone, not readable, or no directory any more
         try:
             yield from _walk(inner, entry.path, visit, skip, depth + 1)
         finally:
-            os.close(inner)
+            inner.close()
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""holdfast on Windows and macOS, simulated on Linux."""
