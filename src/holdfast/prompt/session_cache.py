@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from holdfast.policy.retention import Retention
     from holdfast.prompt.history_window import HistoryWindow  # loaded by the first turn, not with the session
+
+# The logs whose turns called the code that runs here: a tool, or another function of the user. A turn that such code
+# starts in one of them would wait for itself.
+CALLING_LOGS: ContextVar[frozenset[str]] = ContextVar("holdfast_calling_logs", default=frozenset())
+
+
+@contextmanager
+def called_by(log_uid: str) -> Iterator[None]:
+    """Note that a turn of this log calls the code of the block."""
+    token = CALLING_LOGS.set(CALLING_LOGS.get() | {log_uid})
+    try:
+        yield
+    finally:
+        CALLING_LOGS.reset(token)
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from holdfast.log.events import MESSAGE_TYPES, Draft, Event
 from holdfast.log.messages import Message
 from holdfast.log.view import decode_view
 from holdfast.policy.budget import Budget
-from holdfast.prompt.session_cache import SessionCache
+from holdfast.prompt.session_cache import CALLING_LOGS, SessionCache
 from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
 from holdfast.session.open_streams import OpenStreams
 from holdfast.stores.messages import message_of
@@ -210,6 +210,11 @@ class TurnMethods:
     ) -> TurnRuntime:
         from holdfast.turn.runtime import TurnRuntime
 
+        if self.log.uid in CALLING_LOGS.get():
+            raise InvalidArgument(
+                f"session {self.log.id!r} runs the turn that called this function, so another turn would wait for it:"
+                " return a result and let the model go on, or use another session, such as ctx.session.fork()"
+            )
         plan = self._agent_or_default(agent).plan()
         return TurnRuntime(self.store, self.log, plan, session=self, shape=shape, options=options)
 

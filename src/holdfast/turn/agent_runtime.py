@@ -219,6 +219,7 @@ class AgentRuntime:
         runtime = self.runtime
         batch = ToolCallBatch(
             session_id=runtime.log.id,
+            log_uid=runtime.log.uid,
             run=self.progress.run,
             model=self.spec.model,
             clock=runtime.store.clock,

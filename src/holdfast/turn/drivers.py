@@ -18,6 +18,7 @@ from holdfast.errors import AgentError, ContextTooLong, StreamTruncated, TurnFai
 from holdfast.log.events import Draft
 from holdfast.models.base import BlockStart, BlockStop, Done, InputJSONDelta, ModelEvent, TextDelta, ThinkingDelta
 from holdfast.models.provider_errors import redact_secrets
+from holdfast.prompt.session_cache import called_by
 from holdfast.turn.agent_runtime import AgentRuntime
 from holdfast.turn.effects import (
     AppendEvents,
@@ -88,7 +89,7 @@ def _perform_effects(runtime: TurnRuntime, steps: Steps) -> Generator[StreamEven
             elif isinstance(effect, StopAgents):
                 outcome = runtime.stop_agents(effect)
             elif isinstance(effect, CallUserFunction):
-                with runtime.limit_user_function():
+                with runtime.limit_user_function(), called_by(runtime.log.uid):
                     outcome = _call_user_function(effect)
             else:
                 outcome = yield from run_parallel(runtime, effect, lambda inner: _perform_effects(runtime, inner))
@@ -193,7 +194,7 @@ async def _perform_effects_async(
             elif isinstance(effect, StopAgents):
                 outcome = await off_thread(runtime.stop_agents, effect)
             elif isinstance(effect, CallUserFunction):
-                with runtime.limit_user_function():
+                with runtime.limit_user_function(), called_by(runtime.log.uid):
                     outcome = await off_thread(effect.function)
                     outcome = await outcome if inspect.isawaitable(outcome) else outcome
             else:

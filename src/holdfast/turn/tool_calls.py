@@ -24,6 +24,7 @@ from holdfast.errors import AgentError, NotJSON, TurnCancelled
 from holdfast.log import codec
 from holdfast.log.events import Draft
 from holdfast.models.base import Model
+from holdfast.prompt.session_cache import CALLING_LOGS
 from holdfast.tools.tool import ANSWERS, Interrupt, MeteredResult, Tool, ToolContext, clip, render
 from holdfast.turn.agent_loop import draft_interrupt, draft_tool_result
 from holdfast.turn.progress import CallProgress
@@ -57,6 +58,7 @@ class ToolCallBatch:
     """The calls of one reply, and the mailbox for their results."""
 
     session_id: str
+    log_uid: str
     run: str
     model: Model  # the model that made the calls
     clock: Clock
@@ -125,6 +127,7 @@ class ToolCallBatch:
             crashpoint("before tool")
             self.check_lease()
             ANSWERS.set(iter(running_call.call.answers))
+            CALLING_LOGS.set(CALLING_LOGS.get() | {self.log_uid})
             result = running_call.tool.start(running_call.kwargs, running_call.context)
             if running_call.tool.is_async:
                 result = ASYNC_TOOL_LOOP.submit(_await_result(result)).result()
@@ -186,6 +189,7 @@ class ToolCallBatch:
             crashpoint("before tool")
             self.check_lease()
             ANSWERS.set(iter(running_call.call.answers))
+            CALLING_LOGS.set(CALLING_LOGS.get() | {self.log_uid})
             result = await running_call.tool.start(running_call.kwargs, running_call.context)
             crashpoint("after tool")
             draft = self._draft_result(running_call, result)
