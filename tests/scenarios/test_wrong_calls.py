@@ -15,8 +15,8 @@ import pytest
 import holdfast
 import holdfast.flow
 import holdfast.stores
-from holdfast import Agent, LanguageModel, Session
-from holdfast.errors import AgentError, InvalidArgument
+from holdfast import Agent, File, Image, LanguageModel, Message, Session
+from holdfast.errors import AgentError, InvalidArgument, LimitExceeded
 from holdfast.stores.base import Store
 from tests.kit.stores import open_store
 
@@ -102,7 +102,53 @@ TYPOS = [
     Wrong("126 SequentialAgent(a, b)", lambda w: flow.SequentialAgent(w.agent, w.agent), TypeError, "as one list: Seq"),
 ]
 
-CALLS = [*TYPOS]
+
+def ask(message: object) -> Callable[[Any], object]:
+    return lambda w: w.session.run(message)
+
+
+MESSAGES = [
+    Wrong("30 run('')", ask(""), InvalidArgument, "the message says nothing: ask with a text"),
+    Wrong("30 run(' \\n')", ask(" \n"), InvalidArgument, "the message says nothing"),
+    Wrong("30 run(Message.user())", ask(Message.user()), InvalidArgument, "the message says nothing"),
+    Wrong("34 run(Message.assistant('x'))", ask(Message.assistant("x")), InvalidArgument, "add_message() records it"),
+    Wrong("34 run(Message.system('x'))", ask(Message.system("x")), InvalidArgument, "of the role 'system'"),
+    Wrong("34 run(Message.tool('x'))", ask(Message.tool("x", call_id="c")), InvalidArgument, "of the role 'tool'"),
+    Wrong(
+        "34 run({'role': 'assistant'})", ask({"role": "assistant", "content": "x"}), InvalidArgument, "add_message()"
+    ),
+    Wrong("145 run('\\ud800')", ask("a \ud800 b"), InvalidArgument, "lone surrogate, which is not valid Unicode"),
+    Wrong("145 add_message('\\ud800')", lambda w: w.session.add_message("\ud800"), InvalidArgument, "surrogate"),
+    Wrong(
+        "85 an image without its source",
+        lambda w: w.session.send_message({"role": "user", "content": [{"type": "image", "sorce": {}}]}),
+        InvalidArgument,
+        "unknown in a part of type 'image': 'sorce': use url, data, media_type, name",
+    ),
+    Wrong(
+        "85 a source that is a file id",
+        lambda w: w.session.send_message(
+            {"role": "user", "content": [{"type": "document", "source": {"type": "file", "file_id": "f"}}]}
+        ),
+        InvalidArgument,
+        "use base64, url or text",
+    ),
+    Wrong(
+        "89 Message('user', 'a', content='b')", lambda w: hf.Message("user", "a", content="b"), InvalidArgument, "one"
+    ),
+    Wrong(
+        "90 Message('user', 5)", lambda w: hf.Message("user", 5), InvalidArgument, "a text, a part or a list of them"
+    ),
+    Wrong("136 File(path=)", lambda w: hf.File(path="x.pdf"), TypeError, ": use File.from_path(...)"),
+    Wrong(
+        "136 from_path of nothing", lambda w: hf.File.from_path(w.folder / "no.pdf"), InvalidArgument, "No such file"
+    ),
+    Wrong("136 from_path of a folder", lambda w: hf.File.from_path(w.folder), InvalidArgument, "Is a directory"),
+    Wrong("137 Image('photo.png')", ask(hf.Message.user(hf.Image("photo.png"))), InvalidArgument, "Image.from_path()"),
+    Wrong("137 Image(b'...')", lambda w: hf.Image(b"png"), InvalidArgument, "use Image(data=...) for bytes"),
+]
+
+CALLS = [*TYPOS, *MESSAGES]
 
 
 @pytest.mark.parametrize("wrong", CALLS, ids=lambda wrong: wrong.name)
@@ -146,3 +192,71 @@ async def test_a_forgotten_await_is_named_as_the_user_wrote_it() -> None:
     for each in waiting:
         each.close()
     assert [each.__qualname__ for each in waiting] == ["Session.run_async", "Session.history_async"]
+
+
+def test_88_a_message_takes_a_role_and_a_text(store: Store) -> None:
+    picture = Image(data=b"png", media_type="image/png")
+    for made in (
+        Message("user", "hi"),
+        Message(role="user", content="hi"),
+        Message(role="user", content=["hi"]),
+        Message(role="user", content=[{"type": "text", "text": "hi"}]),
+    ):
+        assert made == Message.user("hi")
+    assert Message("user", picture) == Message(role="user", content=picture) == Message.user(picture)
+    assert Message("user", ["hi", picture]) == Message.user("hi", picture)
+    assert Message("assistant").parts == ()
+    session = Session(store=store)
+    session.add_message(Message("user", "hi"))
+    assert [each["content"] for each in session.messages] == ["hi"]
+
+
+def test_85_images_and_documents_as_anthropic_writes_them(store: Store) -> None:
+    session = Session(store=store)
+    content = [
+        "look",
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "cG5n"}},
+        {"type": "image", "source": {"type": "url", "url": "https://e.com/a.png"}, "cache_control": {"type": "x"}},
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "cGRm"}},
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "é"}, "title": "note.txt"},
+        {"type": "image_url", "image_url": "https://e.com/b.png"},
+    ]
+    session.send_message({"role": "user", "content": content})
+    assert session.messages == [
+        Message.user(
+            "look",
+            Image(data=b"png", media_type="image/png"),
+            Image("https://e.com/a.png"),
+            File(data=b"pdf", media_type="application/pdf"),
+            File(data="é".encode(), media_type="text/plain", name="note.txt"),
+            Image(url="https://e.com/b.png"),
+        )
+    ]
+
+
+def test_136_images_and_files_are_read_from_a_path(tmp_path: Path) -> None:
+    for name in ("chart.webp", "photo.JPG", "report.pdf", "notes.md", "odd.q1"):
+        (tmp_path / name).write_bytes(name.encode())
+    assert Image.from_path(tmp_path / "chart.webp") == Image(
+        data=b"chart.webp", media_type="image/webp", name="chart.webp"
+    )
+    assert Image.from_path(str(tmp_path / "photo.JPG")).media_type == "image/jpeg"
+    assert File.from_path(tmp_path / "report.pdf").media_type == "application/pdf"
+    assert File.from_path(tmp_path / "notes.md").media_type == "text/markdown"
+    assert File.from_path(tmp_path / "odd.q1", "application/x-odd").media_type == "application/x-odd"
+    with pytest.raises(InvalidArgument, match=r"'odd\.q1' does not tell its media type: give media_type="):
+        File.from_path(tmp_path / "odd.q1")
+    with pytest.raises(InvalidArgument, match=r"application/pdf, which is no image: use File\.from_path"):
+        Image.from_path(tmp_path / "report.pdf")
+
+
+def test_136_a_file_above_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.pdf"
+    with large.open("wb") as file:
+        file.truncate(1 << 40)  # a terabyte of nothing: no memory holds it
+    with pytest.raises(LimitExceeded, match=r"large\.pdf has 1099511627776 bytes, the limit is 16777216: send it by"):
+        File.from_path(large)
+    (tmp_path / "small.pdf").write_bytes(b"12345")
+    assert File.from_path(tmp_path / "small.pdf", max_bytes=5).data == b"12345"
+    with pytest.raises(LimitExceeded):
+        File.from_path(tmp_path / "small.pdf", max_bytes=4)

@@ -103,6 +103,9 @@ def _explain_call(function: Callable[..., Any], args: tuple[Any, ...], text: str
     own = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
     unexpected = _UNEXPECTED.search(text)
     if unexpected is not None:
+        other = f"from_{unexpected[1]}"
+        if function.__name__ == "__init__" and hasattr(type(args[0]), other):
+            return TypeError(f"{name}() got an unexpected keyword argument {unexpected[1]!r}: use {name}.{other}(...)")
         every = [each for one in functions for each in inspect.signature(one).parameters.values()]
         known = [each.name for each in every if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
         return unexpected_keyword(name, unexpected[1], [each for each in dict.fromkeys(known) if each != "self"])
