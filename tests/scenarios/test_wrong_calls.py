@@ -16,8 +16,9 @@ import holdfast
 import holdfast.flow
 import holdfast.stores
 from holdfast import Agent, File, Image, LanguageModel, Message, Session
-from holdfast.errors import AgentError, InvalidArgument, LimitExceeded
+from holdfast.errors import AgentError, InvalidArgument, InvalidTool, LimitExceeded
 from holdfast.stores.base import Store
+from holdfast.testing import call
 from tests.kit.stores import open_store
 
 KINDS = ("memory", "sqlite", "postgres", "documents")
@@ -148,7 +149,44 @@ MESSAGES = [
     Wrong("137 Image(b'...')", lambda w: hf.Image(b"png"), InvalidArgument, "use Image(data=...) for bytes"),
 ]
 
-CALLS = [*TYPOS, *MESSAGES]
+
+class Weird:
+    """No data: a model can neither send nor read it."""
+
+
+def find(x: str) -> str:
+    return x
+
+
+def find_weird(x: Weird) -> str:
+    return ""
+
+
+def call_back(f: Callable[[], None]) -> str:
+    return ""
+
+
+def find_listed(xs: list[Weird]) -> str:
+    return ""
+
+
+USE_TYPES = "cannot be described to a model: use str, int, float, bool"
+TOOLS = [
+    Wrong("16 tools=lambda", lambda w: hf.Agent(provider="echo", tools=lambda x: x), InvalidTool, "write it with def"),
+    Wrong("18 a class as a type", lambda w: hf.tool(find_weird), InvalidTool, f"type of 'x', Weird, {USE_TYPES}"),
+    Wrong("18 a list of a class", lambda w: hf.tool(find_listed), InvalidTool, USE_TYPES),
+    Wrong("19 a function as a type", lambda w: hf.tool(call_back), InvalidTool, USE_TYPES),
+    Wrong(
+        "22 two tools of one name",
+        lambda w: hf.Agent(provider="echo", tools=[find, find]),
+        InvalidTool,
+        "two tools are named 'find': give one another name with @tool(name='...')",
+    ),
+    Wrong("23 tools=['search']", lambda w: hf.Agent(provider="echo", tools=["search"]), InvalidTool, "from a function"),
+    Wrong("24 @tool('search')", lambda w: hf.tool("search"), InvalidTool, "name it with @tool(name='search')"),
+]
+
+CALLS = [*TYPOS, *MESSAGES, *TOOLS]
 
 
 @pytest.mark.parametrize("wrong", CALLS, ids=lambda wrong: wrong.name)
@@ -159,6 +197,7 @@ def test_a_wrong_call_says_what_to_do_and_stores_nothing(store: Store, tmp_path:
         wrong.call(world)
     assert wrong.advice in str(caught.value)
     assert isinstance(caught.value, AgentError | TypeError)
+    assert "pydantic" not in str(caught.value).replace("a pydantic model", "")
     assert world.contents() == before
 
 
@@ -260,3 +299,26 @@ def test_136_a_file_above_the_limit_is_refused_before_it_is_read(tmp_path: Path)
     assert File.from_path(tmp_path / "small.pdf", max_bytes=5).data == b"12345"
     with pytest.raises(LimitExceeded):
         File.from_path(tmp_path / "small.pdf", max_bytes=4)
+
+
+def test_16_one_function_is_a_list_of_tools() -> None:
+    assert list(Agent(provider="echo", tools=find).tools) == ["find"]
+
+
+def test_17_a_parameter_without_a_type_takes_any_value(store: Store) -> None:
+    taken: list[Any] = []
+
+    def keep(value, other=None):  # type: ignore[no-untyped-def]
+        """Keep something.
+
+        Args:
+            other: anything else
+        """
+        taken.append(value)
+
+    agent = Agent(provider="scripted", script=[call("keep", {"value": {"a": [1]}}), "done"], tools=[keep])
+    properties = agent.tools["keep"].parameters["properties"]
+    assert properties["value"] == {"description": "Any JSON value."}
+    assert properties["other"]["description"] == "anything else"
+    agent.session(store=store).run("x")
+    assert taken == [{"a": [1]}]

@@ -39,6 +39,7 @@ __all__ = [
 MAX_RESULT = 262_144
 MIN_RESULT = 128  # so that the marker of a cut fits
 EXIT_LOOP = ""  # the signal that ends a loop; no agent has this name
+LAMBDA = (lambda: None).__name__
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every provider takes
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -139,6 +140,8 @@ class Tool:
     signal: str | None = None  # answered by the loop itself: EXIT, or the name of the agent to hand over to
 
     def __post_init__(self) -> None:
+        if self.name == LAMBDA:
+            raise InvalidTool("a lambda has no name: write it with def, or tool(name='...')(lambda ...)")
         if not _NAME.fullmatch(self.name):
             raise InvalidTool(
                 f"{self.name!r} is no name for a tool: use 1 to 64 letters, digits, '_' or '-', as in @tool(name='...')"
@@ -279,6 +282,10 @@ def tool_name(name: str) -> str:
 def _check_function(function: object) -> Callable[..., Any]:
     if isinstance(function, Tool):
         raise InvalidTool(f"{function.name!r} is a tool already: dataclasses.replace() changes its options")
+    if isinstance(function, str):
+        raise InvalidTool(
+            f"a tool is made from a function, not from {function!r}: name it with @tool(name={function!r})"
+        )
     if inspect.isclass(function) or not callable(function):
         raise InvalidTool(f"a tool is made from a function, not from {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -295,7 +302,7 @@ def as_tools(given: object) -> list[Tool]:
     found: dict[str, Tool] = {}
     for item in _flatten_tools(given):
         if item.name in found:
-            raise InvalidTool(f"two tools are named {item.name!r}: dataclasses.replace(tool, name='...') renames one")
+            raise InvalidTool(f"two tools are named {item.name!r}: give one another name with @tool(name='...')")
         if is_unbound(item.function):
             raise InvalidTool(
                 f"tool {item.name!r} is a method: give the one of an object, as in Agent(tools=[shop.{item.name}])"
