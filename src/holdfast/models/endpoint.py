@@ -36,6 +36,7 @@ class Dialect:
     structured: Literal["schema", "json", "instruction"] = "schema"
     needs_reasoning: bool = False  # thinking goes back with the calls that it led to
     short_ids: bool = False  # call ids have nine letters or digits
+    takes_media_after_results: bool = True  # a message of the user may follow the results of tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ PROVIDERS: dict[str, Provider] = {
         base_url="https://api.mistral.ai/v1",
         key_variables=("MISTRAL_API_KEY",),
         url_variable="MISTRAL_BASE_URL",
-        dialect=Dialect(asks_for_usage=False, short_ids=True),
+        dialect=Dialect(asks_for_usage=False, short_ids=True, takes_media_after_results=False),
     ),
     "openrouter": Provider(
         base_url="https://openrouter.ai/api/v1",
