@@ -7,16 +7,19 @@ means has a test of its own, below the table.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import BaseModel
 
 import holdfast
 import holdfast.flow
 import holdfast.stores
 from holdfast import Agent, File, Image, LanguageModel, Message, Session
-from holdfast.errors import AgentError, InvalidArgument, InvalidTool, LimitExceeded
+from holdfast.errors import AgentError, InvalidArgument, InvalidTool, LimitExceeded, NotJSON
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from tests.kit.stores import open_store
@@ -186,7 +189,64 @@ TOOLS = [
     Wrong("24 @tool('search')", lambda w: hf.tool("search"), InvalidTool, "name it with @tool(name='search')"),
 ]
 
-CALLS = [*TYPOS, *MESSAGES, *TOOLS]
+
+class Order(BaseModel):
+    id: int = 1
+
+
+@dataclass
+class Cart:
+    items: int = 1
+
+
+def run_with(**options: Any) -> Callable[[Any], object]:
+    return lambda w: w.session.run("x", **options)
+
+
+def agent_with(**options: Any) -> Callable[[Any], object]:
+    return lambda w: hf.Agent(provider="echo", **options)
+
+
+def model_with(**options: Any) -> Callable[[Any], object]:
+    return lambda w: hf.LanguageModel("openai", "gpt-4o", **options)
+
+
+def keep(value: object) -> Callable[[Any], object]:
+    return lambda w: w.session.set_state("k", value)
+
+
+NUMBER = "use a number that is not negative, such as 0.7"
+OPTIONS = [
+    Wrong("143 run(temperature='hot')", run_with(temperature="hot"), InvalidArgument, f"temperature='hot': {NUMBER}"),
+    Wrong("143 run(temperature=True)", run_with(temperature=True), InvalidArgument, NUMBER),
+    Wrong("143 run(temperature=nan)", run_with(temperature=float("nan")), InvalidArgument, NUMBER),
+    Wrong(
+        "143 run(max_tokens=-1)", run_with(max_tokens=-1), InvalidArgument, "max_tokens=-1: use a whole number above"
+    ),
+    Wrong("143 run(max_tokens=1.5)", run_with(max_tokens=1.5), InvalidArgument, "use a whole number above 0"),
+    Wrong("143 run(stop=5)", run_with(stop=5), InvalidArgument, "use a text, or a list of texts"),
+    Wrong("143 run(tool_choice=find)", run_with(tool_choice=find), InvalidArgument, "or the name of a tool"),
+    Wrong("143 run(metadata='x')", run_with(metadata="x"), InvalidArgument, "metadata='x': use a dict"),
+    Wrong("143 stream(max_tokens=0)", lambda w: w.session.stream("x", max_tokens=0), InvalidArgument, "above 0"),
+    Wrong(
+        "143 json(temperature=-1)", lambda w: w.session.json("x", schema=dict, temperature=-1), InvalidArgument, NUMBER
+    ),
+    Wrong("141 run(timeout='x')", run_with(timeout="x"), InvalidArgument, "timeout='x': use a number of seconds"),
+    Wrong("143 Agent(temperature='hot')", agent_with(temperature="hot"), InvalidArgument, NUMBER),
+    Wrong("143 Agent(max_tokens=0)", agent_with(max_tokens=0), InvalidArgument, "use a whole number above 0"),
+    Wrong("143 Agent(timeout='x')", agent_with(timeout="x"), InvalidArgument, "use a number of seconds"),
+    Wrong("143 Agent(timeout=None)", agent_with(timeout=None), InvalidArgument, "use a number of seconds"),
+    Wrong("143 Agent(max_retries=-1)", agent_with(max_retries=-1), InvalidArgument, "0 means one try"),
+    Wrong("143 LanguageModel(temperature=)", model_with(temperature="hot"), InvalidArgument, NUMBER),
+    Wrong("143 LanguageModel(timeout=-1)", model_with(timeout=-1), InvalidArgument, "use a number of seconds"),
+    Wrong("143 LanguageModel(context_window=)", model_with(context_window="8k"), InvalidArgument, "above 0"),
+    Wrong("72 set_state('k', datetime)", keep(datetime(2024, 1, 31, tzinfo=UTC)), NotJSON, "store its isoformat()"),
+    Wrong("72 set_state('k', [date])", keep([date(2024, 1, 31)]), NotJSON, "a date is not JSON: store its isoformat()"),
+    Wrong("73 set_state('k', model)", keep(Order()), NotJSON, "store its model_dump(mode='json')"),
+    Wrong("73 set_state('k', dataclass)", keep({"cart": Cart()}), NotJSON, "store its dataclasses.asdict()"),
+]
+
+CALLS = [*TYPOS, *MESSAGES, *TOOLS, *OPTIONS]
 
 
 @pytest.mark.parametrize("wrong", CALLS, ids=lambda wrong: wrong.name)

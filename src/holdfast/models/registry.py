@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import AgentError, AuthenticationFailed, InvalidArgument
-from holdfast.log.arguments import looks_like, unexpected_keyword
+from holdfast.log.arguments import check_options, looks_like, unexpected_keyword
 from holdfast.models.endpoint import Codec, Dialect, Endpoint
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ class LanguageModel:
     ) -> None:
         if base_url is not None:
             _check_url(base_url, "base_url")
+        check_options(options)
         self._headers: Mapping[str, str] = options.pop("headers", None) or {}
         for name, value in self._headers.items():
             if not _fits_header(name) or not _fits_header(value):

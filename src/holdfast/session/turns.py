@@ -201,9 +201,10 @@ class TurnMethods:
 
             return begin_turn(runtime, question, metadata)
 
+        chosen = model_options(options)
         agent, timeout = self._agent_or_default(options.get("agent")), options.get("timeout")
         wait = BusyWait(self.log.id, self.store, agent.timeout if timeout is None else timeout)
-        return TurnStart(lambda: self._new_runtime(agent, shape, model_options(options)), begin, wait)
+        return TurnStart(lambda: self._new_runtime(agent, shape, chosen), begin, wait)
 
     def _new_runtime(
         self, agent: BaseAgent | None, shape: OutputShape | None, options: Mapping[str, Any]
