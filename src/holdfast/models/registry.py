@@ -221,9 +221,13 @@ class LanguageModel:
         provider = self.provider
         row = PROVIDERS.get(provider)
         base_url, key, needs_key = self._base_url, self._api_key, False
+        url_source, key_source = "base_url=", "api_key="
         if row is not None:
-            base_url = base_url or os.environ.get(row.url_variable) or row.base_url
-            key = key or next((os.environ[name] for name in row.key_variables if os.environ.get(name)), None)
+            if base_url is None:
+                base_url, url_source = os.environ.get(row.url_variable) or row.base_url, row.url_variable
+            if not key:
+                key_source = next((name for name in row.key_variables if os.environ.get(name)), row.key_variables[0])
+                key = os.environ.get(key_source) or None
             needs_key = row.needs_key and base_url == row.base_url
         assert base_url is not None
         _check_url(base_url, row.url_variable if row else "base_url")
@@ -238,7 +242,14 @@ class LanguageModel:
         if self._structured is not None:
             dialect = replace(dialect, structured=self._structured)
         return Endpoint(
-            provider=provider, base_url=base_url, api_key=key, headers=headers, secrets=secrets, dialect=dialect
+            provider=provider,
+            base_url=base_url,
+            api_key=key,
+            headers=headers,
+            secrets=secrets,
+            dialect=dialect,
+            key_source=key_source,
+            url_source=url_source,
         )
 
     def secrets(self) -> tuple[str, ...]:
