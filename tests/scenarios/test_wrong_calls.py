@@ -382,3 +382,37 @@ def test_17_a_parameter_without_a_type_takes_any_value(store: Store) -> None:
     assert properties["other"]["description"] == "anything else"
     agent.session(store=store).run("x")
     assert taken == [{"a": [1]}]
+
+
+def list_ids(store: Store, **query: Any) -> list[str]:
+    return [session.id for session in Session.list(store=store, **query)]
+
+
+def test_20_a_list_goes_on_after_its_last_session_was_deleted(store: Store) -> None:
+    ids = [Session(id, store=store).id for id in (None, "b", None, "a", None)][::-1]
+    assert list_ids(store) == ids
+    page = Session.list(store=store, limit=3)
+    for session in page:
+        store.delete(session.id)
+    assert list_ids(store, after=page[2]) == list_ids(store, after=page[2].id) == ids[3:]
+    assert list_ids(store, after=page[0].id) == ids[3:]
+    page = Session.list(store=store, limit=1)
+    store.delete("b")
+    Session("b", store=store)  # another session, under the same id: it is the newest
+    assert list_ids(store, after=page[0]) == ids[4:]
+    assert list_ids(store, after="b") == ids[4:]
+    assert list_ids(store, after=ids[4]) == []
+    store.delete("b")
+    with pytest.raises(InvalidArgument, match=r"after='b' is not a session here: give the session itself \(after=page"):
+        Session.list(store=store, after="b")
+
+
+def test_20_every_session_is_listed_while_sessions_are_deleted(store: Store) -> None:
+    made = [Session(store=store).id for _ in range(9)]
+    seen: list[str] = []
+    while page := Session.list(store=store, limit=2, after=seen[-1] if seen else None):
+        seen += [session.id for session in page]
+        for session in page:
+            store.delete(session.id)
+    assert seen == made[::-1]
+    assert store.list_sessions() == []
