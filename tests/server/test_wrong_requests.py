@@ -78,3 +78,71 @@ def test_parts_as_anthropic_writes_them_are_taken(client: httpx2.Client) -> None
     answer = client.post("/sessions/s/messages", json={"messages": [wrong]})
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
     assert "use base64 or url" in answer.json()["error"]
+
+
+def test_20_a_parameter_that_a_route_does_not_have_is_refused_on_every_route(
+    client: httpx2.Client, local_server: LocalServer, store: Store
+) -> None:
+    before = head(store)
+    document = client.get("/openapi.json").json()
+    addresses = [(method, path) for path, methods in document["paths"].items() for method in methods]
+    assert len(addresses) > 60
+    for method, path in [*addresses, ("get", "/"), ("get", "/openapi.json")]:
+        path = path.replace("{session_id}", "s").replace("{", "").replace("}", "")
+        body: dict[str, Any] = {"json": {}} if method in ("post", "put") else {}
+        answer = client.request(method.upper(), path, params={"metdata": "x", "zzz": "1"}, **body)
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), (method, path, answer.text)
+        assert answer.json()["error"].startswith("unknown in the query: 'metdata', 'zzz': "), answer.text
+        assert answer.json()["field"] == "metdata"
+    assert head(store) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/sessions?usr_id=alice", "did you mean 'user_id'?"),
+        ("/sessions?metadata=x", "use user_id, app_name, status, limit, after"),
+        ("/sessions/s/history?limt=3", "did you mean 'limit'?"),
+        ("/sessions/s/events?type=x", "did you mean 'types'?"),
+        ("/sessions/s/compare?other=x", "use with"),
+        ("/sessions/s?x=1", "use none"),
+    ],
+)
+def test_20_the_error_names_the_parameters_that_there_are(client: httpx2.Client, path: str, advice: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 400
+    assert answer.json()["error"].endswith(advice)
+
+
+def test_parameters_that_a_route_has_are_taken(client: httpx2.Client) -> None:
+    for path in (
+        "/sessions?user_id=a&app_name=b&status=open&limit=5",
+        "/sessions/s/events?after=0&limit=5&types=a&types=b&since=2024-01-01",
+        "/sessions/s/history?limit=5&role=user&skip=1",
+        "/sessions/s/state?scope=session&at=1",
+        "/memory?limit=5",
+        "/health",
+    ):
+        answer = client.get(path)
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_key_that_is_missing_comes_before_a_wrong_parameter(local_server: LocalServer) -> None:
+    assert httpx2.get(f"{local_server.url}/sessions?zzz=1").status_code == 401
+
+
+def test_20_a_page_goes_on_after_its_last_session_was_deleted(client: httpx2.Client) -> None:
+    ids = [client.post("/sessions", json={"id": id} if id else {}).json()["id"] for id in ("a", "", "b", "", "c")]
+    first = client.get("/sessions?limit=2").json()
+    assert [each["id"] for each in first["sessions"]] == [ids[4], ids[3]]
+    client.delete(f"/sessions/{ids[3]}").raise_for_status()
+    second = client.get("/sessions", params={"limit": 1, "after": first["next"]}).json()
+    assert [each["id"] for each in second["sessions"]] == ["b"]
+    client.delete("/sessions/b").raise_for_status()
+    client.post("/sessions", json={"id": "b"}).raise_for_status()  # another one, under the same id
+    third = client.get("/sessions", params={"limit": 5, "after": second["next"]}).json()
+    assert [each["id"] for each in third["sessions"]] == [ids[1], "a", "s"]
+    again = client.get("/sessions", params={"limit": 5, "after": ids[3]}).json()
+    assert [each["id"] for each in again["sessions"]] == [ids[1], "a", "s"]
+    answer = client.get("/sessions", params={"after": "never"})
+    assert (answer.status_code, "start from the first page" in answer.text) == (400, True)
