@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("ports", ("stores", "models", "schema")),
     ("pure decisions", ("policy",)),
     ("pure log", ("log",)),
-    ("helpers", ("concurrency", "http_client", "data_dir")),
+    ("helpers", ("concurrency", "http_client", "data_dir", "media_file")),
     ("floor", ("errors", "clock", "crashpoints", "diagnostics")),
     ("operating systems", ("operating_system",)),
 )

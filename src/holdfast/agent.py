@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent_base import BaseAgent
 from holdfast.errors import InvalidArgument
-from holdfast.log.arguments import suggest_keywords
+from holdfast.log.arguments import check_option, check_options, suggest_keywords
 from holdfast.plan import AgentSpec, Plan
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, SessionStore, Store
@@ -64,6 +64,8 @@ class Agent(BaseAgent):
     ) -> None:
         if instructions is not None and system is not None and instructions != system:
             raise InvalidArgument("instructions= and system= are the same thing: give one of them")
+        check_option("timeout", timeout)
+        check_options({"temperature": temperature, "max_tokens": max_tokens, "max_retries": max_retries})
         if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1:
             raise InvalidArgument(f"max_steps={max_steps!r}: use a whole number above 0")
         self.name, self.description = name, description

@@ -32,6 +32,11 @@ def decode_ulid(text: str) -> int:
     return value
 
 
+def is_ulid(text: str) -> bool:
+    """Whether a text has the form of an id that sorts by time."""
+    return len(text) == 26 and not set(text) - set(_ALPHABET)
+
+
 class Clock:
     """Time, ids and randomness of the operating system."""
 

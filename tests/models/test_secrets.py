@@ -115,6 +115,11 @@ def test_what_a_provider_says_is_quoted_safely() -> None:
     assert quote_message("temperature is not allowed", "sk-secret-key") == "temperature is not allowed"
     assert quote_message("your key sk-secret-key", "sk-secret-key") == ""
     assert quote_message("your key ends in cret-key", "sk-secret-key") == ""
+    assert quote_message("the model x of ollama is EMPTY", "x") == "the model x of ollama is EMPTY"
+    assert quote_message("the model x of ollama is EMPTY", "ollama") == "the model x of ollama is EMPTY"
+    assert quote_message("lm-studio is up, lm-studios too", "lm-studio") == "[removed] is up, lm-studios too"
+    assert quote_message("user pw, port 1pw", None, ["pw", ""]) == "user [removed], port 1pw"
+    assert quote_message("a part of it: long-pass", None, ["a-long-password"]) == ""
     assert quote_message("found Bearer abcdefghijkl and AIzaSyA1234567890", None) == "found [removed] and [removed]"
     assert quote_message("two\nlines\x1b[31m", None) == "two lines?[31m"
     assert len(quote_message("x" * 5000, None)) == 300

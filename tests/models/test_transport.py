@@ -192,7 +192,7 @@ def test_a_body_that_is_no_json_says_nothing(provider: Provider, model: Language
     provider.enqueue(*[Answer([b"<html>secret page</html>" * 10_000], 502, {"content-type": "text/html"})] * 3)
     with pytest.raises(ProviderUnavailable) as caught:
         ask(model, HI)
-    assert str(caught.value) == f"{model.provider} failed on its side (502): ask again later"
+    assert str(caught.value) == f"{model.endpoint().place} failed on its side (502): ask again later"
 
 
 @pytest.mark.parametrize("end", ["cut", "reset"])

@@ -33,7 +33,10 @@ refused: st.SearchStrategy[Any] = (
 
 media = st.one_of(
     st.builds(
-        lambda kind, url, name: kind(url=url, name=name), st.sampled_from([Image, File]), texts, st.none() | texts
+        lambda kind, url, name: kind(url=f"https://{url}", name=name),
+        st.sampled_from([Image, File]),
+        texts,
+        st.none() | texts,
     ),
     st.builds(
         lambda kind, data, name: kind(data=data, media_type="x/y", name=name),

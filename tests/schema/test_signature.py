@@ -347,7 +347,7 @@ def test_what_cannot_be_described_is_refused_with_its_name() -> None:
         (many, r"tool 'many': '\*args' cannot be described to a model: name each argument"),
         (loose, r"'\*\*kwargs' cannot"),
         (placed, "'x' cannot be described .* with no '/'"),
-        (opaque, "tool 'opaque': the type of 'y' cannot be described to a model"),
+        (opaque, "tool 'opaque': the type of 'y', .*Opaque.*, cannot be described to a model: use str"),
         (fields, r"write z: Annotated\[..., Field"),
         (factory, "cannot specify both default and default_factory"),
         (twice, "takes a ToolContext twice: 'a' and 'b'"),

@@ -45,7 +45,7 @@ class CountingRoutes:
         self.router = router = APIRouter(route_class=StrictRoute)
 
         @router.post("/things")
-        async def make(who: Writer, body: ThingBody, request: Request) -> Response:
+        async def make(who: Writer, body: ThingBody, request: Request, x: int = 0) -> Response:
             self.ran += 1
             self.scopes.append(scope_of(request, who))
             await off_thread(self.hold.wait)

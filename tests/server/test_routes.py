@@ -279,7 +279,8 @@ def test_lists_are_paged_and_filtered(checked_server: CheckedServer) -> None:
         expect_json(client.post("/sessions", json={"id": f"s{n}", "user_id": "ab"[n % 2], "app_name": "shop"}), 201)
     expect_json(client.post("/sessions/s4/close"))
     page = expect_json(client.get("/sessions", params={"limit": 2}))
-    assert ([each["id"] for each in page["sessions"]], page["next"]) == (["s4", "s3"], "s3")
+    assert [each["id"] for each in page["sessions"]] == ["s4", "s3"]
+    assert page["next"].startswith("s3/")
     page = expect_json(client.get("/sessions", params={"limit": 3, "after": "s3"}))
     assert ([each["id"] for each in page["sessions"]], page["next"]) == (["s2", "s1", "s0"], None)
     assert [each["id"] for each in expect_json(client.get("/sessions", params={"user_id": "b"}))["sessions"]] == [
@@ -1134,6 +1135,9 @@ BODIES: dict[str, Any] = {
 }
 
 
+QUERIES: dict[str, dict[str, str]] = {"compare": {"with": "s"}, "search": {"q": "x"}}
+
+
 def test_a_foreign_session_is_as_missing_as_one_that_is_not_there(checked_server: CheckedServer) -> None:
     owner = checked_server.key(role="admin", user="alice")
     expect_json(owner.post("/sessions", json={"id": "secret"}), 201)
@@ -1153,8 +1157,9 @@ def test_a_foreign_session_is_as_missing_as_one_that_is_not_there(checked_server
             for id in ("secret", "absent"):
                 place = path.replace("{session_id}", id).replace("{fact_id}", fact)
                 place = place.replace("{name}", "x").replace("{call_id}", "c").replace("{run_id}", "r")
-                place += "?with=secret&q=x" if method == "get" else ""
-                response = client.request(method.upper(), place, **({} if method == "get" else {"json": body}))
+                query = QUERIES.get(path.rsplit("/", 1)[-1])
+                more = {"params": query} if method == "get" else {"json": body}
+                response = client.request(method.upper(), place, **more)
                 text = expect_error(response, 404, "session_not_found")
                 answers.append(text.replace(id, "ID"))
             assert answers[0] == answers[1], (method, path)
@@ -1179,7 +1184,7 @@ def test_a_key_may_do_what_its_role_says(tenant_server: CheckedServer) -> None:
     for method, path, _ in list_operations(tenant_server):
         place = path.replace("{session_id}", "s").replace("{name}", "x")
         if method == "get" and "run_id" not in path:
-            response = reader.get(place, params={"with": "s", "q": "x", "agent_id": "echo"})
+            response = reader.get(place, params=QUERIES.get(path.rsplit("/", 1)[-1]))
             assert response.status_code == 200, response.text
         elif method != "get":
             expect_error(reader.request(method.upper(), place, json={}), 403, "forbidden")

@@ -141,7 +141,7 @@ def test_two_tools_of_one_name_are_refused() -> None:
     [
         (lambda: tool(name="with space")(add), "'with space' is no name for a tool"),
         (lambda: tool(name="x" * 65)(add), "1 to 64 letters"),
-        (lambda: tool(lambda x: x), "'<lambda>' is no name"),
+        (lambda: tool(lambda x: x), "a lambda has no name: write it with def"),
         (lambda: tool(timeout=0)(add), "timeout=0 must be"),
         (lambda: tool(timeout=float("nan"))(add), "timeout=nan must be"),
         (lambda: tool(approval="sometimes")(add), "approval is 'always', None or a function"),  # type: ignore[call-overload]

@@ -13,7 +13,7 @@ from holdfast.client.stream import RunTail
 from holdfast.errors import AgentError, SchemaValidationError, ServerSilent
 from holdfast.log import codec
 from holdfast.log.identifiers import check_name
-from holdfast.log.messages import Message
+from holdfast.log.messages import Message, read_question
 from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
 from holdfast.turn.response import Pending, Response
 
@@ -88,10 +88,10 @@ def _run_body(
 ) -> dict[str, Any]:
     """The JSON body of a question. Raises TypeError for an unknown option."""
     refuse_unknown_options("RemoteSession", method, options, RemoteCallOptions)
-    metadata = options.get("metadata")
+    question, metadata = read_question(message), options.get("metadata")
     return self._body_with_agent(
         options.get("agent"),
-        message=message if isinstance(message, str) else Message.of(message).to_dict(),
+        message=message if isinstance(message, str) else question.to_dict(),
         schema=None if shape is None else shape.schema,
         metadata=None if metadata is None else dict(metadata),
         timeout=options.get("timeout"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -26,6 +27,49 @@ def check_limit(limit: object, most: int = MAX_LIMIT) -> int:
     if limit > most:
         raise InvalidArgument(f"limit={limit} is more than {most}: use a smaller one")
     return limit
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Refuse options of a model, or of a call of it, that no provider takes. None leaves an option open."""
+    for name, value in options.items():
+        if value is not None and name in _RULES:
+            check_option(name, value)
+
+
+def check_option(name: str, value: object) -> None:
+    """Raise InvalidArgument if an option has not the type, or not the range, that it needs."""
+    is_right, advice = _RULES[name]
+    if not is_right(value):
+        raise InvalidArgument(f"{name}={value!r}: {advice}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_stop(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(each, str) for each in value))
+
+
+_SECONDS = (_is_number, "use a number of seconds")
+_COUNT = (_is_count, "use a whole number above 0")
+_RULES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "temperature": (_is_number, "use a number that is not negative, such as 0.7"),
+    "max_tokens": _COUNT,
+    "stop": (_is_stop, "use a text, or a list of texts"),
+    "tool_choice": (lambda value: isinstance(value, str), "use 'auto', 'none', 'required' or the name of a tool"),
+    "metadata": (lambda value: isinstance(value, Mapping), "use a dict"),
+    "timeout": _SECONDS,
+    "max_seconds": _SECONDS,
+    "max_wait": _SECONDS,
+    "max_retries": (lambda value: type(value) is int and value >= 0, "use a whole number; 0 means one try"),
+    "max_bytes": _COUNT,
+    "context_window": _COUNT,
+}
 
 
 def merge_state(state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
@@ -103,6 +147,9 @@ def _explain_call(function: Callable[..., Any], args: tuple[Any, ...], text: str
     own = [each for each in inspect.signature(function).parameters.values() if each.name != "self"]
     unexpected = _UNEXPECTED.search(text)
     if unexpected is not None:
+        other = f"from_{unexpected[1]}"
+        if function.__name__ == "__init__" and hasattr(type(args[0]), other):
+            return TypeError(f"{name}() got an unexpected keyword argument {unexpected[1]!r}: use {name}.{other}(...)")
         every = [each for one in functions for each in inspect.signature(one).parameters.values()]
         known = [each.name for each in every if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
         return unexpected_keyword(name, unexpected[1], [each for each in dict.fromkeys(known) if each != "self"])

@@ -57,7 +57,14 @@ def _reject_type(value: object) -> NoReturn:
         raise NotJSON("bytes are not JSON: keep them in a message part, File(data=...) or Image(data=...)")
     if isinstance(value, tuple):
         raise NotJSON("a tuple would come back as a list: use a list")
-    raise NotJSON(f"a {type(value).__name__} is not JSON: convert it to dict, list, str, int, float, bool or None")
+    name = type(value).__name__
+    if hasattr(value, "model_dump"):
+        raise NotJSON(f"a {name} is a pydantic model and not JSON: store its model_dump(mode='json')")
+    if hasattr(value, "isoformat"):
+        raise NotJSON(f"a {name} is not JSON: store its isoformat()")
+    if hasattr(value, "__dataclass_fields__"):
+        raise NotJSON(f"a {name} is a dataclass and not JSON: store its dataclasses.asdict()")
+    raise NotJSON(f"a {name} is not JSON: convert it to dict, list, str, int, float, bool or None")
 
 
 def encode(value: object, *, room: int = 0) -> bytes:

@@ -15,6 +15,7 @@ from holdfast.log import codec
 from holdfast.log.parts import (
     MAX_BYTES,
     MAX_TEXT,
+    PART_TYPES,
     File,
     Image,
     Limits,
@@ -26,7 +27,6 @@ from holdfast.log.parts import (
     call_from_dict,
     call_to_dict,
     check_length,
-    check_part,
     check_string,
     part_from_data,
     part_from_dict,
@@ -50,13 +50,17 @@ __all__ = [
     "blobs_in",
     "message_from_data",
     "part_to_dict",
+    "read_question",
 ]
 
 ROLES = ("user", "assistant", "system", "tool")
+_ONE_PART = (str, Mapping, *PART_TYPES)
+Content = str | Part | Mapping[str, Any] | Iterable[Part | str | Mapping[str, Any]]
 
 
 class Message:
-    """One message of a conversation: `Message.user("look", Image(url=...))`.
+    """One message of a conversation: `Message.user("look", Image(url=...))`, `Message("user", "look")`, or
+    `Message(role="user", content="look")`.
 
     `message["role"]`, `message["content"]` and the other keys of `to_dict()` work as well. Messages are values: change
     nothing in them, make a new one.
@@ -67,8 +71,9 @@ class Message:
     def __init__(
         self,
         role: str,
-        parts: Iterable[Part | str] = (),
+        parts: Content = (),
         *,
+        content: Content | None = None,
         author: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         created_at: datetime | None = None,
@@ -76,9 +81,17 @@ class Message:
     ) -> None:
         if role not in ROLES:
             raise InvalidArgument(f"unknown role {role!r}: use one of {', '.join(ROLES)}")
+        if content is not None:
+            if parts:
+                raise InvalidArgument("parts and content= are the same thing: give one of them")
+            parts = content
+        if isinstance(parts, _ONE_PART):
+            parts = (parts,)
+        elif not isinstance(parts, Iterable):
+            raise InvalidArgument(f"the parts of a message are a text, a part or a list of them, not {parts!r}")
         self.role = role
         self.parts: tuple[Part, ...] = tuple(
-            Text(part) if isinstance(part, str) else check_part(part) for part in parts
+            Text(part) if isinstance(part, str) else part_from_dict(part) for part in parts
         )
         self.named_author = author
         self.metadata: dict[str, Any] = dict(metadata or {})
@@ -217,6 +230,24 @@ class Message:
         if self.created_at is not None:  # it was said elsewhere, before it came to this log
             data["created_at"] = self.created_at.isoformat()
         return data, blobs
+
+
+def read_question(value: Message | Mapping[str, Any] | str) -> Message:
+    """Return the message that a turn is to answer. InvalidArgument for one that no model could answer: it is not the
+    user's, it says nothing, or its text is not valid Unicode."""
+    message = Message.of(value)
+    if message.role != "user":
+        raise InvalidArgument(
+            f"a turn answers a message of the user, and this one is of the role {message.role!r}: "
+            "add_message() records it without asking a model"
+        )
+    texts = [check_string(part.text, "text") for part in message.parts if isinstance(part, Text)]
+    for text in texts:
+        if not text.isascii():
+            codec.text_bytes(text, "the message", 1 << 62)  # refuses what is not valid Unicode
+    if len(texts) == len(message.parts) and not any(text.strip() for text in texts):
+        raise InvalidArgument("the message says nothing: ask with a text, an image or a file")
+    return message
 
 
 def _calls_last(parts: tuple[Part, ...]) -> bool:

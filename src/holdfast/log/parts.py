@@ -7,13 +7,18 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import InvalidArgument, LimitExceeded
 from holdfast.log import codec
+from holdfast.log.arguments import suggest_keywords, suggest_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_TEXT = 1 << 20
 MAX_BYTES = 16 << 20
@@ -40,13 +45,17 @@ class Text:
 class _Media:
     """Something that is not text, by URL or by bytes."""
 
-    url: str | None = None
+    url: str | None = field(default=None, kw_only=False)
     data: bytes | None = field(default=None, repr=False)
     media_type: str | None = None
     name: str | None = None
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
+        if self.url is not None and not isinstance(self.url, str):
+            raise InvalidArgument(
+                f"{kind}(url=...) takes a URL: use {kind}(data=...) for bytes, {kind}.from_path() for a file"
+            )
         if (self.url is None) == (self.data is None):
             raise InvalidArgument(f"{kind} takes either url= or data=, and one of them")
         if self.data is not None and not isinstance(self.data, bytes):
@@ -54,17 +63,32 @@ class _Media:
         if self.data is not None and self.media_type is None:
             raise InvalidArgument(f"{kind}(data=...) needs media_type=, for example 'image/png' or 'application/pdf'")
 
+    @classmethod
+    def from_path(cls, path: str | Path, media_type: str | None = None, *, max_bytes: int = MAX_BYTES) -> Self:
+        """Read a file of at most `max_bytes`. Its suffix tells the media type, unless that is given."""
+        from holdfast.media_file import guess_media_type, read_media_file  # the only file that this package reads
 
+        name, data = read_media_file(path, max_bytes)
+        found = guess_media_type(name) if media_type is None else media_type
+        if cls is Image and not found.startswith("image/"):
+            raise InvalidArgument(f"{name!r} is {found}, which is no image: use File.from_path()")
+        return cls(data=data, media_type=found, name=name)
+
+
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image(_Media):
-    """An image part: `Image(url=...)` or `Image(data=b"...", media_type="image/png")`."""
+    """An image part: `Image("https://...")`, `Image(data=b"...", media_type="image/png")` or
+    `Image.from_path("chart.png")`."""
 
     type = "image"
 
 
+@suggest_keywords
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File(_Media):
-    """A file part: `File(url=...)` or `File(data=b"...", media_type="application/pdf")`."""
+    """A file part: `File("https://...")`, `File(data=b"...", media_type="application/pdf")` or
+    `File.from_path("report.pdf")`."""
 
     type = "file"
 
@@ -101,7 +125,11 @@ class Thinking:
 
 
 Part = Text | Image | File | ToolCall | ToolResult | Thinking
+PART_TYPES = (Text, Image, File, ToolCall, ToolResult, Thinking)
 _MEDIA: dict[str, type[Image] | type[File]] = {"image": Image, "file": File}
+_BY_KIND: dict[str, type[Part]] = {kind.type: kind for kind in PART_TYPES}
+_SOURCE_FIELDS = ("source", "title", "cache_control", "citations")  # the last two are dropped
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")  # two letters at least: `C:` is a drive
 
 
 def check_length(text: str, limits: Limits) -> str:
@@ -116,7 +144,7 @@ def check_length(text: str, limits: Limits) -> str:
 
 
 def check_part(part: object) -> Part:
-    if isinstance(part, (Text, Image, File, ToolCall, ToolResult, Thinking)):
+    if isinstance(part, PART_TYPES):
         return part
     raise InvalidArgument(f"a message part is a string, Image, File or another part, not {type(part).__name__}")
 
@@ -140,6 +168,11 @@ def part_to_data(part: Part, limits: Limits, blobs: dict[str, bytes]) -> dict[st
             type="thinking", text=part.text, signature=part.signature, provider=part.provider, model=part.model
         )
     blob = None
+    if part.url is not None and not _URL.match(part.url):
+        kind = type(part).__name__
+        raise InvalidArgument(
+            f"{kind}(url={part.url!r}) is no URL: write https://..., or {kind}.from_path() for a file"
+        )
     if part.data is not None:
         if len(part.data) > limits.bytes_part:
             raise LimitExceeded(
@@ -201,32 +234,66 @@ def check_string(value: object, what: str) -> str:
 
 
 def part_from_dict(part: object) -> Part:
+    """The part behind what users write: our own form, or that of OpenAI's and Anthropic's messages."""
     if isinstance(part, str):
         return Text(part)
     if not isinstance(part, Mapping):
         return check_part(part)
     kind = part.get("type")
-    fields = {name: value for name, value in part.items() if name != "type"}
+    fields = {str(name): value for name, value in part.items() if name != "type"}
+    if kind == "text":
+        return Text(check_string(part.get("text"), "text"))
+    if kind == "image_url":  # as OpenAI writes it
+        image = part.get("image_url")
+        return Image(url=check_string(image.get("url") if isinstance(image, Mapping) else image, "url"))
+    if kind in ("image", "document") and "source" in fields:
+        return _media_from_source(kind, fields)
+    if kind not in _BY_KIND:
+        raise InvalidArgument(f"unknown part type {kind!r}: use {', '.join(_BY_KIND)}")
+    _check_fields(kind, fields)
+    if kind in _MEDIA and fields.get("data") is not None:
+        fields["data"] = _decode_base64(kind, fields["data"])
+    return _BY_KIND[kind](**fields)
+
+
+def _check_fields(kind: str, fields: Mapping[str, Any]) -> None:
+    known = _BY_KIND[kind].__dataclass_fields__
+    for name in fields:
+        if name not in known:
+            raise InvalidArgument(f"unknown in a part of type {kind!r}: {name!r}: {suggest_name(name, known)}")
+    for name, each in known.items():
+        if name not in fields and each.default is MISSING and each.default_factory is MISSING:
+            raise InvalidArgument(f"a part of type {kind!r} needs {name!r}")
+
+
+def _decode_base64(kind: str, text: object) -> bytes:
     try:
-        if kind == "text":
-            return Text(check_string(part.get("text"), "text"))
-        if kind == "tool_call":
-            return ToolCall(**fields)
-        if kind == "tool_result":
-            return ToolResult(**fields)
-        if kind == "thinking":
-            return Thinking(**fields)
-        if kind == "image_url":  # as OpenAI writes it
-            return Image(url=check_string(dict(part["image_url"]).get("url"), "url"))
-        if kind in _MEDIA:
-            if "data" in fields:
-                fields["data"] = base64.b64decode(check_string(fields["data"], "data"), validate=True)
-            return _MEDIA[kind](**fields)
-    except InvalidArgument:
-        raise
-    except (TypeError, KeyError, ValueError) as error:  # bad base64 is one of the last kind
-        raise InvalidArgument(f"a {kind} part is not as expected: {error}") from error
-    raise InvalidArgument(f"unknown part type {kind!r}: use text, image, file, tool_call, tool_result or thinking")
+        return base64.b64decode(check_string(text, "data"), validate=True)
+    except ValueError as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"the data of a part of type {kind!r} is not base64: {error}") from error
+
+
+def _media_from_source(kind: str, fields: Mapping[str, Any]) -> Part:
+    """An image or a document as Anthropic writes it."""
+    for each in fields:
+        if each not in _SOURCE_FIELDS:
+            raise InvalidArgument(f"unknown in a part of type {kind!r}: {each!r}: {suggest_name(each, _SOURCE_FIELDS)}")
+    source = fields["source"]
+    form = source.get("type") if isinstance(source, Mapping) else None
+    make = Image if kind == "image" else File
+    name = fields.get("title")
+    if form == "url":
+        return make(url=check_string(source.get("url"), "url"), name=name)
+    if form == "base64":
+        media_type = check_string(source.get("media_type"), "media_type")
+        return make(data=_decode_base64(kind, source.get("data")), media_type=media_type, name=name)
+    if form == "text" and make is File:
+        text = codec.text_bytes(check_string(source.get("data"), "data"), "a document", MAX_BYTES)
+        return File(data=text, media_type="text/plain", name=name)
+    forms = "base64 or url" if kind == "image" else "base64, url or text"
+    raise InvalidArgument(f"the source of a part of type {kind!r} has the type {form!r}: use {forms}")
 
 
 def call_from_dict(call: object) -> ToolCall:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.log.messages import Message, Part, ToolCall, ToolResult
+from holdfast.log.messages import File, Image, Message, Part, ToolCall, ToolResult
 
+Answer = tuple[ToolResult, tuple[Image | File, ...]]  # a result, with its images and files
 UNKNOWN_OUTCOME = "No result was recorded for this call: it was interrupted, and whether it took effect is unknown."
 
 
@@ -18,14 +19,13 @@ def repair_history(messages: Iterable[Message]) -> list[Message]:
     items = list(messages)
     if _is_valid(items):
         return items
-    paired: list[tuple[Message, list[ToolResult | None]]] = []
-    later: dict[str, list[ToolResult]] = {}  # results after the current message, the nearest last
+    paired: list[tuple[Message, list[Answer | None]]] = []
+    later: dict[str, list[Answer]] = {}  # results after the current message, the nearest last
     for message in reversed(items):
         calls = message.tool_calls if message.role == "assistant" else []
         paired.append((message, _match_results(calls, later)))
-        for part in reversed(message.parts):
-            if isinstance(part, ToolResult):
-                later.setdefault(part.call_id, []).append(part)
+        for answer in reversed(_find_answers(message)):
+            later.setdefault(answer[0].call_id, []).append(answer)
     found: list[Message] = []
     used: set[str] = set()
     for message, answers in reversed(paired):
@@ -40,8 +40,10 @@ def _is_valid(items: list[Message]) -> bool:
     for message in items:
         parts = message.parts
         if message.role == "tool":
-            part = parts[0] if len(parts) == 1 else None
+            part = parts[0] if parts else None
             if not isinstance(part, ToolResult) or part.call_id not in open_calls:
+                return False
+            if len(parts) > 1 and not all(isinstance(each, Image | File) for each in parts[1:]):
                 return False
             open_calls.remove(part.call_id)
             continue
@@ -59,15 +61,27 @@ def _is_valid(items: list[Message]) -> bool:
     return not open_calls
 
 
-def _match_results(calls: list[ToolCall], later: dict[str, list[ToolResult]]) -> list[ToolResult | None]:
+def _find_answers(message: Message) -> list[Answer]:
+    """Return the results in a message, each with the images and files that follow it in a message of a tool."""
+    found: list[tuple[ToolResult, list[Image | File]]] = []
+    for part in message.parts:
+        if isinstance(part, ToolResult):
+            found.append((part, []))
+        elif found and message.role == "tool" and isinstance(part, Image | File):
+            found[-1][1].append(part)
+    return [(result, tuple(media)) for result, media in found]
+
+
+def _match_results(calls: list[ToolCall], later: dict[str, list[Answer]]) -> list[Answer | None]:
     # A result belongs to the nearest call before it. Otherwise an interrupted call would take the result of a later
     # call that has the same id.
     mine = {call_id: later.pop(call_id, []) for call_id in {call.id for call in calls}}
     return [mine[call.id].pop() if mine[call.id] else None for call in calls]
 
 
-def _rebuild_message(message: Message, answers: list[ToolResult | None], used: set[str]) -> list[Message]:
+def _rebuild_message(message: Message, answers: list[Answer | None], used: set[str]) -> list[Message]:
     parts: list[Part] = []
+    moved = [part for _, media in _find_answers(message) for part in media]
     results: list[Message] = []
     pending = iter(answers)
     for part in message.parts:
@@ -76,12 +90,13 @@ def _rebuild_message(message: Message, answers: list[ToolResult | None], used: s
                 continue
             answer, call_id = next(pending), unique_id(part.id, used)
             parts.append(ToolCall(id=call_id, name=part.name, arguments=part.arguments))
-            results.append(
-                Message.tool(UNKNOWN_OUTCOME, call_id=call_id, is_error=True)
-                if answer is None
-                else Message.tool(answer.content, call_id=call_id, is_error=answer.is_error)
-            )
-        elif not isinstance(part, ToolResult):
+            if answer is None:
+                results.append(Message.tool(UNKNOWN_OUTCOME, call_id=call_id, is_error=True))
+            else:
+                result, media = answer
+                renamed = ToolResult(call_id=call_id, content=result.content, is_error=result.is_error)
+                results.append(Message("tool", [renamed, *media]))
+        elif not isinstance(part, ToolResult) and not any(part is each for each in moved):
             parts.append(part)
     if len(parts) == len(message.parts) and not results:
         return [message]

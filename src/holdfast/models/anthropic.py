@@ -125,7 +125,10 @@ def _build_turns(messages: list[Message], request: ModelRequest, endpoint: Endpo
         if message.role == "system":
             continue
         role = "assistant" if message.role == "assistant" else "user"
-        blocks = [block for part in message.parts if (block := _encode_part(part, role, request, endpoint))]
+        if message.role == "tool":
+            blocks = [_encode_result(message)]
+        else:
+            blocks = [block for part in message.parts if (block := _encode_part(part, role, request, endpoint))]
         if not blocks:
             continue
         if turns and turns[-1]["role"] == role:
@@ -165,14 +168,20 @@ def _encode_part(part: Part, role: str, request: ModelRequest, endpoint: Endpoin
         arguments = wire_arguments(part)
         name = wire_name(part.name)
         return {"type": "tool_use", "id": wire_id(part.id), "name": name, "input": arguments}
-    if isinstance(part, ToolResult):
-        found: dict[str, Any] = {
-            "type": "tool_result",
-            "tool_use_id": wire_id(part.call_id),
-            "content": part.content,
-        }
-        return found | {"is_error": True} if part.is_error else found
+    assert not isinstance(part, ToolResult), "a repaired history has results in messages of tools only"
     return _encode_media(part) if role == "user" else {"type": "text", "text": describe_media(part)}
+
+
+def _encode_result(message: Message) -> dict[str, Any]:
+    """The result of a call, with the images and files that the tool returned inside it."""
+    result, *media = message.parts
+    assert isinstance(result, ToolResult)
+    content: Any = result.content
+    if media:
+        text = [{"type": "text", "text": content}] if content.strip() else []
+        content = text + [_encode_media(part) for part in media if isinstance(part, (Image, File))]
+    found: dict[str, Any] = {"type": "tool_result", "tool_use_id": wire_id(result.call_id), "content": content}
+    return found | {"is_error": True} if result.is_error else found
 
 
 def _encode_media(part: Image | File) -> dict[str, Any]:

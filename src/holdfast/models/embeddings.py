@@ -83,7 +83,8 @@ def _decode_response(body: bytes, count: int, endpoint: Endpoint) -> list[list[f
         vectors = [each["embedding"] for each in sorted(data, key=lambda each: each["index"])]
         places = [each["index"] for each in data]
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        text = f"{endpoint.provider} did not answer with embeddings ({type(error).__name__}): check base_url and model"
+        reason = f"({type(error).__name__}): check {endpoint.url_source} and the model"
+        text = f"{endpoint.place} did not answer with embeddings {reason}"
         raise BadResponse(text, provider=endpoint.provider, retryable=False) from None
     if sorted(places) != list(range(count)) or not all(_is_vector(vector) for vector in vectors):
         text = f"{endpoint.provider} gave {len(vectors)} vectors for {count} texts, or no vectors: check the model"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
 import orjson
 
@@ -36,6 +37,7 @@ class Dialect:
     structured: Literal["schema", "json", "instruction"] = "schema"
     needs_reasoning: bool = False  # thinking goes back with the calls that it led to
     short_ids: bool = False  # call ids have nine letters or digits
+    takes_media_after_results: bool = True  # a message of the user may follow the results of tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,16 @@ class Endpoint:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)  # others that must not be quoted
     dialect: Dialect = field(default_factory=Dialect, repr=False)
+    key_source: str = "api_key="  # the argument or the variable that the key comes from
+    url_source: str = "base_url="  # the argument or the variable that the URL comes from
+
+    @property
+    def place(self) -> str:
+        """The provider with host and port, for errors. The rest of a URL may hold a key."""
+        parts = urlsplit(self.base_url)
+        host = parts.hostname or ""
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return f"{self.provider} at {f'[{host}]' if ':' in host else host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def encode(request: ModelRequest, endpoint: Endpoint) -> WireRequest:
     body: dict[str, Any] = {"model": request.model}
     body["messages"] = [
         *([{"role": "system", "content": "\n\n".join(request.system_texts)}] if request.system_texts else []),
-        *(each for message in repair_history(messages) for each in _encode_message(message, request, endpoint)),
+        *_encode_messages(repair_history(messages), request, endpoint),
     ]
     if request.tools:
         body["tools"] = [
@@ -102,9 +102,32 @@ def _response_format(wanted: Mapping[str, Any], endpoint: Endpoint) -> dict[str,
     return {"type": "json_schema", "json_schema": form}
 
 
+def _encode_messages(messages: Sequence[Message], request: ModelRequest, endpoint: Endpoint) -> list[dict[str, Any]]:
+    """The messages in order. A result is text only in this format, so the images and files of tools follow their
+    results, as a message of the user after the last result of the reply."""
+    found: list[dict[str, Any]] = []
+    media: list[dict[str, Any]] = []
+    for message in messages:
+        if message.role == "tool":
+            result, *rest = message.parts
+            assert isinstance(result, ToolResult), "a repaired history has one result in each message of a tool"
+            found.append(_encode_result(result, rest, endpoint))
+            if rest and endpoint.dialect.takes_media_after_results:
+                media += _encode_result_media(result, rest, endpoint)
+            continue
+        found += [{"role": "user", "content": media}] if media else []
+        media = []
+        found += _encode_message(message, request, endpoint)
+    return [*found, {"role": "user", "content": media}] if media else found
+
+
+def _encode_result_media(result: ToolResult, media: Sequence[Part], endpoint: Endpoint) -> list[dict[str, Any]]:
+    call_id = wire_id(result.call_id, short=endpoint.dialect.short_ids)
+    about = {"type": "text", "text": f"[returned by the tool call {call_id}, in the order of its result]"}
+    return [about, *(_encode_part(part) for part in media if isinstance(part, (Image, File)))]
+
+
 def _encode_message(message: Message, request: ModelRequest, endpoint: Endpoint) -> list[dict[str, Any]]:
-    if message.role == "tool":
-        return [_encode_result(part, endpoint) for part in message.parts if isinstance(part, ToolResult)]
     if message.role == "assistant":
         return _encode_assistant(message, request, endpoint)
     parts = [_encode_part(part) for part in message.parts if isinstance(part, (Text, Image, File))]
@@ -114,10 +137,12 @@ def _encode_message(message: Message, request: ModelRequest, endpoint: Endpoint)
     return [{"role": message.role, "content": parts}]
 
 
-def _encode_result(result: ToolResult, endpoint: Endpoint) -> dict[str, Any]:
+def _encode_result(result: ToolResult, media: Sequence[Part], endpoint: Endpoint) -> dict[str, Any]:
     # There is no flag for an error, so it has to be said.
     is_plain = not result.is_error or result.content.lower().startswith("error")
     content = result.content if is_plain else f"Error: {result.content}"
+    if not endpoint.dialect.takes_media_after_results:
+        content = "\n".join([content, *(describe_media(part) for part in media if isinstance(part, (Image, File)))])
     call_id = wire_id(result.call_id, short=endpoint.dialect.short_ids)
     return {"role": "tool", "tool_call_id": call_id, "content": content}
 

@@ -6,7 +6,7 @@ Its own words are quoted where they help, shortened, and never with a key in the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -57,7 +57,7 @@ _BY_STATUS: dict[int, type[ProviderError]] = {
     504: ProviderTimeout,
 }
 _EXPLANATIONS: dict[type[ProviderError], tuple[str, str]] = {
-    AuthenticationFailed: ("does not accept the API key", "check api_key= or the provider's variable"),
+    AuthenticationFailed: ("does not accept the API key", "check {key_source}"),
     ContextTooLong: ("says that the request is longer than the model can read", "shorten the conversation"),
     RateLimited: ("allows no more requests now", "wait, or look at the account's limits"),
     ProviderTimeout: ("timed out", "ask again"),
@@ -78,6 +78,7 @@ _SECRET = re.compile(
 )
 MAX_QUOTE = 300
 MIN_SECRET = 8  # characters; a shorter text is found everywhere, and is no key
+MIN_LONG_SECRET = 12  # characters; of a longer key a part is a secret too
 
 
 def error_from_response(
@@ -85,13 +86,15 @@ def error_from_response(
 ) -> ProviderError:
     """The error behind an answer that is no stream; `now` is in microseconds."""
     if 300 <= status < 400:
-        text = f"{endpoint.provider} answered with a redirect ({status}), which is not followed: check base_url"
+        text = (
+            f"{endpoint.place} answered with a redirect ({status}), which is not followed: check {endpoint.url_source}"
+        )
         return RequestRejected(text, provider=endpoint.provider, http_status=status)
     code, message = _read_error_body(body)
     if status < 300:
         if code or message:  # an error, although the status is a success
             return _build_error(_error_class(0, code, message), endpoint, status, message)
-        text = f"{endpoint.provider} did not answer with a stream: check base_url"
+        text = f"{endpoint.place} did not answer with a stream: check {endpoint.url_source}"
         return BadResponse(text, provider=endpoint.provider, http_status=status, retryable=False)
     kind = _error_class(status, code, message)
     retryable = False if code in _NO_QUOTA or status == 402 else None
@@ -128,11 +131,17 @@ def read_retry_after(headers: Mapping[str, str], now: int) -> float | None:
     return max(0.0, (date - datetime.fromtimestamp(now / 1e6, UTC)).total_seconds())
 
 
-def quote_message(message: str, api_key: str | None) -> str:
-    """A provider's words, made safe for logs: short, on one line, without keys."""
-    # Any eight characters of the key are enough to give it away, so then nothing is quoted at all.
-    if api_key and any(api_key[at : at + 8] in message for at in range(max(1, len(api_key) - 7))):
-        return ""
+def quote_message(message: str, api_key: str | None, secrets: Sequence[str] = ()) -> str:
+    """A provider's words, made safe for logs: short, on one line, without keys and passwords.
+
+    Local servers take any key, so users give them a word such as `x` or `ollama`: a key below `MIN_SECRET` characters
+    is none. A short secret is removed where it stands as a word. Of a longer one any eight characters give it away:
+    then nothing is quoted at all.
+    """
+    for secret in [*([api_key] if api_key and len(api_key) >= MIN_SECRET else []), *filter(None, secrets)]:
+        if len(secret) >= MIN_LONG_SECRET and any(secret[at : at + 8] in message for at in range(len(secret) - 7)):
+            return ""
+        message = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", "[removed]", message)
     line = " ".join(_SECRET.sub("[removed]", message).split())
     line = "".join(letter if letter.isprintable() else "?" for letter in line)
     return line if len(line) <= MAX_QUOTE else line[: MAX_QUOTE - 1] + "…"
@@ -167,11 +176,10 @@ def _build_error(
     retry_after: float | None = None,
 ) -> ProviderError:
     what, advice = _EXPLANATIONS[kind]
-    text = f"{endpoint.provider} {what}" + (f" ({status})" if status else "")
+    advice = advice.format(key_source=endpoint.key_source)
+    text = f"{endpoint.place} {what}" + (f" ({status})" if status else "")
     # What is said about a rejected key tends to repeat it.
-    words = "" if kind is AuthenticationFailed else quote_message(message, endpoint.api_key)
-    if any(not quote_message(words, secret) for secret in endpoint.secrets):
-        words = ""
+    words = "" if kind is AuthenticationFailed else quote_message(message, endpoint.api_key, endpoint.secrets)
     text += f": {words.rstrip('.')}; {advice}" if words else f": {advice}"
     return kind(text, provider=endpoint.provider, http_status=status, retryable=retryable, retry_after=retry_after)
 

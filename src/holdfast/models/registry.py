@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import AgentError, AuthenticationFailed, InvalidArgument
-from holdfast.log.arguments import looks_like, unexpected_keyword
+from holdfast.log.arguments import check_options, looks_like, unexpected_keyword
 from holdfast.models.endpoint import Codec, Dialect, Endpoint
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ PROVIDERS: dict[str, Provider] = {
         base_url="https://api.mistral.ai/v1",
         key_variables=("MISTRAL_API_KEY",),
         url_variable="MISTRAL_BASE_URL",
-        dialect=Dialect(asks_for_usage=False, short_ids=True),
+        dialect=Dialect(asks_for_usage=False, short_ids=True, takes_media_after_results=False),
     ),
     "openrouter": Provider(
         base_url="https://openrouter.ai/api/v1",
@@ -159,6 +159,7 @@ class LanguageModel:
     ) -> None:
         if base_url is not None:
             _check_url(base_url, "base_url")
+        check_options(options)
         self._headers: Mapping[str, str] = options.pop("headers", None) or {}
         for name, value in self._headers.items():
             if not _fits_header(name) or not _fits_header(value):
@@ -220,9 +221,13 @@ class LanguageModel:
         provider = self.provider
         row = PROVIDERS.get(provider)
         base_url, key, needs_key = self._base_url, self._api_key, False
+        url_source, key_source = "base_url=", "api_key="
         if row is not None:
-            base_url = base_url or os.environ.get(row.url_variable) or row.base_url
-            key = key or next((os.environ[name] for name in row.key_variables if os.environ.get(name)), None)
+            if base_url is None:
+                base_url, url_source = os.environ.get(row.url_variable) or row.base_url, row.url_variable
+            if not key:
+                key_source = next((name for name in row.key_variables if os.environ.get(name)), row.key_variables[0])
+                key = os.environ.get(key_source) or None
             needs_key = row.needs_key and base_url == row.base_url
         assert base_url is not None
         _check_url(base_url, row.url_variable if row else "base_url")
@@ -237,7 +242,14 @@ class LanguageModel:
         if self._structured is not None:
             dialect = replace(dialect, structured=self._structured)
         return Endpoint(
-            provider=provider, base_url=base_url, api_key=key, headers=headers, secrets=secrets, dialect=dialect
+            provider=provider,
+            base_url=base_url,
+            api_key=key,
+            headers=headers,
+            secrets=secrets,
+            dialect=dialect,
+            key_source=key_source,
+            url_source=url_source,
         )
 
     def secrets(self) -> tuple[str, ...]:

@@ -210,7 +210,7 @@ class Transport:
 
     def _check_time(self, begun: float, endpoint: Endpoint) -> None:
         if self.clock.monotonic() - begun > self.max_seconds:
-            text = f"{endpoint.provider} did not finish within {self.max_seconds:.0f} s: ask for less, or allow more"
+            text = f"{endpoint.place} did not finish within {self.max_seconds:.0f} s: ask for less, or allow more"
             raise ProviderTimeout(text, provider=endpoint.provider, retryable=False)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
@@ -278,16 +278,17 @@ def _error_from_exception(error: Exception, endpoint: Endpoint, *, answered: boo
     """What a failure of the transport means. Its text is left out: it may quote a header."""
     import httpx2
 
-    name, provider = type(error).__name__, endpoint.provider
+    name, provider, place = type(error).__name__, endpoint.provider, endpoint.place
     if isinstance(error, httpx2.TimeoutException):
-        return ProviderTimeout(f"{provider} was silent for too long ({name}, limit {timeout:g} s)", provider=provider)
+        return ProviderTimeout(f"{place} was silent for too long ({name}, limit {timeout:g} s)", provider=provider)
     if isinstance(error, httpx2.DecodingError):
-        return BadResponse(f"{provider} sent bytes that cannot be decoded ({name})", provider=provider)
+        return BadResponse(f"{place} sent bytes that cannot be decoded ({name})", provider=provider)
     if isinstance(error, (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)):
-        text = f"the request to {provider} cannot be sent ({name}): check base_url, api_key and headers"
+        sources = f"{endpoint.url_source}, {endpoint.key_source} and headers="
+        text = f"the request to {place} cannot be sent ({name}): check {sources}"
         return ProviderError(text, provider=provider)
     if answered:
-        return StreamTruncated(f"the connection to {provider} broke inside the reply ({name})", provider=provider)
+        return StreamTruncated(f"the connection to {place} broke inside the reply ({name})", provider=provider)
     return ProviderUnavailable(
-        f"{provider} cannot be reached ({name}): check the network and base_url", provider=provider
+        f"{place} cannot be reached ({name}): check the network and {endpoint.url_source}", provider=provider
     )

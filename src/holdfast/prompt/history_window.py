@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult
+from holdfast.log.messages import File, Image, Message, Text, Thinking, ToolCall, ToolResult
 from holdfast.log.ranges import Ranges, clip_ranges
 from holdfast.log.view import decode_view
 from holdfast.policy.pruning import Item
@@ -61,17 +61,18 @@ def leave_out_results(own: Sequence[Message], count: int) -> list[Message]:
     for message in own:
         if count and message.role == "tool":
             count -= 1
-            parts = [_leave_out_content(part) if isinstance(part, ToolResult) else part for part in message.parts]
+            size = sum(len(part.data or b"") for part in message.parts if isinstance(part, Image | File))
+            parts = [_leave_out_content(part, size) for part in message.parts if isinstance(part, ToolResult)]
             message = Message("tool", parts, author=message.named_author, seq=message.seq)
         shortened.append(message)
     return shortened
 
 
-def _leave_out_content(part: ToolResult) -> ToolResult:
-    text = RESULT_LEFT_OUT.format(size=len(part.content.encode()))
+def _leave_out_content(part: ToolResult, media_size: int) -> ToolResult:
+    text = RESULT_LEFT_OUT.format(size=len(part.content.encode()) + media_size)
     return (
         part
-        if len(part.content) <= len(text)
+        if len(part.content) <= len(text) and not media_size
         else ToolResult(call_id=part.call_id, content=text, is_error=part.is_error)
     )
 

@@ -25,6 +25,8 @@ from holdfast.errors import InvalidTool
 from holdfast.log import codec
 
 MAX_PROBLEMS = 10
+ANY_VALUE = "Any JSON value."  # about a parameter without a type
+USE_TYPES = "use str, int, float, bool, list, dict, an Enum, a dataclass, a TypedDict or a pydantic model"
 MAX_SHOWN = 80  # characters of a wrong value, in an error
 _ALLOWED_KINDS = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 _UNIONS = (Union, types.UnionType)
@@ -74,8 +76,10 @@ def read_signature(function: Callable[..., Any], name: str, hidden: type) -> Sig
         field = f"a{len(names)}"
         names[field] = key
         extra: dict[str, Any] = {"alias": key}  # any name will do as an alias; as a field's name, not all would
-        if not _field_text(hint) and (text := _bare_text(hint) or texts.get(key)):
-            extra["description"] = text
+        if not _field_text(hint):
+            text = _bare_text(hint) or texts.get(key)
+            if text or key not in hints:
+                extra["description"] = text or ANY_VALUE
         if parameter.default is not parameter.empty:
             defaults[field] = parameter.default
             extra["default"] = None  # stands in: what is left out is left to the function
@@ -196,9 +200,9 @@ def _find_bad_field(fields: dict[str, Any]) -> str | None:
     for hint, field in fields.values():
         try:
             TypeAdapter(hint).json_schema()
-        except PydanticUserError as error:
-            reason = str(error).split("\n")[0]
-            return f"the type of {field.alias!r} cannot be described to a model: {reason}"
+        except PydanticUserError:
+            name = hint.__qualname__ if isinstance(hint, type) else str(hint)
+            return f"the type of {field.alias!r}, {name}, cannot be described to a model: {USE_TYPES}"
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.errors import QueueFull, Unavailable
-from holdfast.log.messages import Message
+from holdfast.log.messages import read_question
 from holdfast.log.view import View, decode_view
 from holdfast.server.app import Server
 from holdfast.server.auth import Caller
@@ -85,7 +85,7 @@ def _make_run_request(
             raise QueueFull(server.config.queue)
         server.catalog.find(store, body.agent_id)  # an unknown agent is the client's mistake: refuse before the append
     run_request = RunRequest(
-        message=Message.of(body.message),
+        message=read_question(body.message),
         agent=body.agent_id,
         options=body.options(),
         metadata=body.metadata,

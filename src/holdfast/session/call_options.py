@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from holdfast.log.arguments import unexpected_keyword
+from holdfast.log.arguments import check_options, unexpected_keyword
 
 
 class CallOptions(TypedDict, total=False):
@@ -31,7 +31,8 @@ def refuse_unknown_options(owner: str, method: str, options: Mapping[str, Any], 
 
 
 def model_options(options: CallOptions) -> dict[str, Any]:
-    """Return the options for the model that are set."""
+    """Return the options for the model that are set. InvalidArgument for an option that no provider takes."""
+    check_options(options)
     stop = options.get("stop")
     found = {
         "temperature": options.get("temperature"),

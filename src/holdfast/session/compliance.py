@@ -217,7 +217,7 @@ def _check_actor(actor: str) -> str:
 
 def _logs_of_user(store: Store, owner: str) -> list[Log]:
     found: list[Log] = []
-    while page := store.sessions(user_id=owner, limit=PAGE, after=found[-1].id if found else None):
+    while page := store.sessions(user_id=owner, limit=PAGE, after=found[-1] if found else None):
         found += [info.log for info in page]
     return found
 

@@ -203,19 +203,20 @@ class Session(
         app_name: str | None = None,
         status: str | None = None,
         limit: int = 50,
-        after: str | None = None,
+        after: str | Session | None = None,
     ) -> _list[Self]:
-        """Return one page of sessions, newest first; `after` is the id of the last session of the page before.
+        """Return one page of sessions, newest first; `after` is the last session of the page before, or its id.
 
-        Reads no event, so the length of the sessions does not matter.
+        That session may have been deleted since; of a session whose id was chosen, give the object then. Reads no
+        event, so the length of the sessions does not matter.
         """
         check_limit(limit)
         if status is not None and status not in MOVES:
             raise InvalidArgument(f"unknown status {status!r}: use one of {', '.join(MOVES)}")
         user_id, app_name = check_owner(user_id, "user_id"), check_owner(app_name, "app_name")
-        after = None if after is None else check_id(after, "after")
+        last = after.log if isinstance(after, Session) else None if after is None else check_id(after, "after")
         found = open_store(store)
-        page = found.sessions(user_id=user_id, app_name=app_name, status=status, limit=limit, after=after)
+        page = found.sessions(user_id=user_id, app_name=app_name, status=status, limit=limit, after=last)
         return [cls.on_log(found, info.log) for info in page]
 
     # -- properties ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from holdfast.concurrency import off_thread, property_twin, twin
 from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
 from holdfast.log.events import MESSAGE_TYPES, Draft, Event
-from holdfast.log.messages import Message
+from holdfast.log.messages import Message, read_question
 from holdfast.log.view import decode_view
 from holdfast.policy.budget import Budget
 from holdfast.prompt.session_cache import CALLING_LOGS, SessionCache
@@ -194,16 +194,17 @@ class TurnMethods:
         """Check every argument, and return the start of a turn that answers `message`."""
         refuse_unknown_options("Session", method, options, CallOptions)
         shape = _output_shape(schema) if needs_schema or schema is not None else None
-        question, metadata = Message.of(message), options.get("metadata")
+        question, metadata = read_question(message), options.get("metadata")
 
         def begin(runtime: TurnRuntime) -> list[Draft] | None:
             from holdfast.turn.start import begin_turn
 
             return begin_turn(runtime, question, metadata)
 
+        chosen = model_options(options)
         agent, timeout = self._agent_or_default(options.get("agent")), options.get("timeout")
         wait = BusyWait(self.log.id, self.store, agent.timeout if timeout is None else timeout)
-        return TurnStart(lambda: self._new_runtime(agent, shape, model_options(options)), begin, wait)
+        return TurnStart(lambda: self._new_runtime(agent, shape, chosen), begin, wait)
 
     def _new_runtime(
         self, agent: BaseAgent | None, shape: OutputShape | None, options: Mapping[str, Any]

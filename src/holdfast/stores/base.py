@@ -165,10 +165,10 @@ class Store(SessionStore, KeyValues, ABC):
 
     def list_sessions(self) -> list[str]:
         """Every id, oldest first."""
-        found: list[str] = []
+        found: list[Log] = []
         while page := self.sessions(limit=PAGE, after=found[-1] if found else None):
-            found += [info.log.id for info in page]
-        return found[::-1]
+            found += [info.log for info in page]
+        return [log.id for log in reversed(found)]
 
     def exists(self, session_id: str) -> bool:
         return is_id(session_id) and self.find("session", session_id) is not None
@@ -261,10 +261,11 @@ class Store(SessionStore, KeyValues, ABC):
         app_name: str | None = None,
         status: str | None = None,
         limit: int = 50,
-        after: str | None = None,
+        after: str | Log | None = None,
         parent: int | None = None,
     ) -> list[Info]:
-        """Sessions, newest first; `after` is the id of the last one of the page before."""
+        """Sessions in the order of their log numbers, newest first; `after` is the last one of the page before: its
+        log, or its id. An id that is not there any more is found by `check_deleted_id`."""
 
     @abstractmethod
     def id_of_number(self, number: int) -> str | None:

@@ -182,7 +182,7 @@ class DocumentStore(MemoryStore):
         app_name: str | None = None,
         status: str | None = None,
         limit: int = 50,
-        after: str | None = None,
+        after: str | Log | None = None,
         parent: int | None = None,
     ) -> list[Info]:
         self._load_all()

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
-from holdfast.errors import InvalidArgument, SessionNotFound, StoreClosed
+from holdfast.errors import SessionNotFound, StoreClosed
 from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Row
 from holdfast.log.view import decode_view
 from holdfast.stores.append import Head, IdempotencyRecord, RetentionRow
 from holdfast.stores.base import MAX_SEQ, Info, Log, Store
-from holdfast.stores.rows import index_text
+from holdfast.stores.rows import check_deleted_id, index_text
 
 
 class LogInMemory:
@@ -116,21 +116,22 @@ class MemoryReads(Store):
         app_name: str | None = None,
         status: str | None = None,
         limit: int = 50,
-        after: str | None = None,
+        after: str | Log | None = None,
         parent: int | None = None,
     ) -> list[Info]:
         with self._memory.lock:
-            last = None
-            if after is not None:
+            last = after.number if isinstance(after, Log) else None
+            deleted: str | None = None
+            if isinstance(after, str):
                 last = self._memory.names.get((self.tenant, "session", after))
-                if last is None:
-                    raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
+                deleted = check_deleted_id(after) if last is None else None
             found: list[Info] = []
             for number in sorted(self._memory.logs, reverse=True):
                 kept = self._memory.logs[number]
                 log = kept.log
                 if (
                     (last is None or number < last)
+                    and (deleted is None or log.uid < deleted)
                     and not kept.deleted
                     and (kept.tenant, log.kind) == (self.tenant, "session")
                     and user_id in (None, log.user_id)

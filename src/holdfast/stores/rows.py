@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from holdfast.clock import is_ulid
+from holdfast.errors import InvalidArgument
 from holdfast.log import codec
 from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
 from holdfast.log.messages import message_from_data
@@ -190,3 +192,13 @@ def replay_rows(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Ite
             else None,
         )
         head = after
+
+
+def check_deleted_id(id: str) -> str:
+    """Return the id of a session that is not in the list, if it says where the session stood: generated ids sort by
+    time, as the uids of logs do. InvalidArgument for an id that a user chose."""
+    if is_ulid(id):
+        return id
+    raise InvalidArgument(
+        f"after={id!r} is not a session here: give the session itself (after=page[-1]), or start from the first page"
+    )

@@ -9,14 +9,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from holdfast.errors import InvalidArgument, SessionNotFound
+from holdfast.errors import SessionNotFound
 from holdfast.log.events import MESSAGE_TYPES, Row
 from holdfast.stores.append import Head
 from holdfast.stores.base import Info, Log, Store, TenantLog
 from holdfast.stores.encrypted_rows import Keys, blob_name, decrypt_blob, decrypt_name, decrypt_row, encrypt_name
 from holdfast.stores.encryption import DataKey
 from holdfast.stores.lease import Lease
-from holdfast.stores.rows import head_from_columns, info_from_columns, log_from_columns
+from holdfast.stores.rows import check_deleted_id, head_from_columns, info_from_columns, log_from_columns
 from holdfast.stores.statements import Statements
 
 
@@ -130,7 +130,7 @@ class SQLReads(Store):
         app_name: str | None = None,
         status: str | None = None,
         limit: int = 50,
-        after: str | None = None,
+        after: str | Log | None = None,
         parent: int | None = None,
     ) -> list[Info]:
         where: list[str] = ["s.tenant = ?"]
@@ -147,12 +147,13 @@ class SQLReads(Store):
             if value is not None:
                 where.append(clause)
                 values.append(value)
-        if after is not None:
+        if isinstance(after, str):
             found = self._fetch_one(self.sql.NUMBER_OF, (self.tenant, after))
-            if found is None:
-                raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
+            where.append("l.uid < ?" if found is None else "s.log < ?")
+            values.append(check_deleted_id(after) if found is None else found[0])
+        elif after is not None:
             where.append("s.log < ?")
-            values.append(found[0])
+            values.append(after.number)
         query = self.sql.INFO + self.sql.render(f" WHERE {' AND '.join(where)} ORDER BY s.log DESC LIMIT ?")
         return [info_from_columns(row, self._keys) for row in self._fetch_all(query, (*values, limit))]
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal, Protocol, overload, runtime_checkable
@@ -24,6 +25,7 @@ from pydantic import BaseModel, ValidationError
 from holdfast.errors import BadArguments, InvalidTool, NotJSON, ToolError
 from holdfast.log import codec
 from holdfast.log.arguments import suggest_keywords
+from holdfast.log.messages import File, Image
 from holdfast.schema.signature import Signature, describe_problems, is_unbound, read_signature
 
 __all__ = [
@@ -39,7 +41,9 @@ __all__ = [
 MAX_RESULT = 262_144
 MIN_RESULT = 128  # so that the marker of a cut fits
 EXIT_LOOP = ""  # the signal that ends a loop; no agent has this name
+LAMBDA = (lambda: None).__name__
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every provider takes
+_ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")  # what Python writes for an object without a text of its own
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 Approval = Literal["always"] | Callable[[dict[str, Any]], bool] | None
@@ -139,6 +143,8 @@ class Tool:
     signal: str | None = None  # answered by the loop itself: EXIT, or the name of the agent to hand over to
 
     def __post_init__(self) -> None:
+        if self.name == LAMBDA:
+            raise InvalidTool("a lambda has no name: write it with def, or tool(name='...')(lambda ...)")
         if not _NAME.fullmatch(self.name):
             raise InvalidTool(
                 f"{self.name!r} is no name for a tool: use 1 to 64 letters, digits, '_' or '-', as in @tool(name='...')"
@@ -279,6 +285,10 @@ def tool_name(name: str) -> str:
 def _check_function(function: object) -> Callable[..., Any]:
     if isinstance(function, Tool):
         raise InvalidTool(f"{function.name!r} is a tool already: dataclasses.replace() changes its options")
+    if isinstance(function, str):
+        raise InvalidTool(
+            f"a tool is made from a function, not from {function!r}: name it with @tool(name={function!r})"
+        )
     if inspect.isclass(function) or not callable(function):
         raise InvalidTool(f"a tool is made from a function, not from {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -295,7 +305,7 @@ def as_tools(given: object) -> list[Tool]:
     found: dict[str, Tool] = {}
     for item in _flatten_tools(given):
         if item.name in found:
-            raise InvalidTool(f"two tools are named {item.name!r}: dataclasses.replace(tool, name='...') renames one")
+            raise InvalidTool(f"two tools are named {item.name!r}: give one another name with @tool(name='...')")
         if is_unbound(item.function):
             raise InvalidTool(
                 f"tool {item.name!r} is a method: give the one of an object, as in Agent(tools=[shop.{item.name}])"
@@ -318,29 +328,38 @@ def _flatten_tools(given: object) -> Iterable[Tool]:
         yield tool(_check_function(given))
 
 
-def render(result: object) -> str:
-    """What a model reads of a tool's result: text as it is, structures as JSON, the rest through `str()`."""
+def render(result: object, media: list[Image | File] | None = None) -> str:
+    """What a model reads of a tool's result: text as it is, structures as JSON, other values through `str()`.
+
+    Images and files in it are named in the text and added to `media`. Raises ToolError for what no model can read.
+    """
+    found = [] if media is None else media
     if isinstance(result, Enum):
-        return render(result.value)
+        return render(result.value, found)
     if isinstance(result, str):
         return _to_valid_text(result)
+    if isinstance(result, (Image, File)):
+        return _to_valid_text(_add_media(result, found))
     if isinstance(result, (bytes, bytearray, memoryview)):
         raise ToolError(
-            f"the tool returned {len(result)} bytes, which no model can read: return text, or a file's path"
+            f"the tool returned {len(result)} bytes, which no model can read: return text, or a file's path, "
+            "or the bytes in Image(data=...) or File(data=...)"
         )
     if isinstance(result, (Mapping, list, tuple, set, frozenset, BaseModel)) or _is_dataclass(result):
         with suppress(TypeError, ValueError, RecursionError):  # odd keys, cycles: the tool did its work all the same
-            return _to_valid_text(json.dumps(result, default=_json_default, ensure_ascii=False))
-    return _to_valid_text(str(result))
+            return _to_valid_text(json.dumps(result, default=partial(_json_default, found), ensure_ascii=False))
+    return _to_valid_text(_text_of(result))
 
 
 def _is_dataclass(value: object) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _json_default(value: Any) -> object:  # noqa: ANN401 - any value that json does not know
+def _json_default(media: list[Image | File], value: Any) -> object:  # noqa: ANN401 - any value that json does not know
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
+    if isinstance(value, (Image, File)):
+        return _add_media(value, media)
     if _is_dataclass(value):
         return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -351,7 +370,26 @@ def _json_default(value: Any) -> object:  # noqa: ANN401 - any value that json d
         return list(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"({len(value)} bytes)"
-    return str(value)
+    return _text_of(value)
+
+
+def _add_media(part: Image | File, media: list[Image | File]) -> str:
+    """Add an image or a file to the parts of a result, and return the words that stand in its place."""
+    media.append(part)
+    about = [part.name, part.url, part.media_type, None if part.data is None else f"{len(part.data)} bytes"]
+    return f"[{part.type} {len(media)}: {', '.join(each for each in about if each)}]"
+
+
+def _text_of(value: object) -> str:
+    """The text of a value that is no structure. ToolError for an object that only tells its class and its address."""
+    text = str(value)
+    is_opaque = type(value).__str__ is object.__str__ and text.startswith("<") and text.endswith(">")
+    if is_opaque or _ADDRESS.search(text):
+        raise ToolError(
+            f"the tool returned an object of the class {type(value).__qualname__}, which no model can read: "
+            "return a text, a number, a list, a dict, a dataclass or a pydantic model"
+        )
+    return text
 
 
 def _to_valid_text(text: str) -> str:

@@ -7,7 +7,7 @@ the stored events. The only recovery code is `_recover_call`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -261,24 +261,24 @@ def draft_tool_result(
     effect: bool = False,
     unknown: bool = False,
     blobs: dict[str, bytes] | None = None,
+    media: Sequence[dict[str, Any]] = (),
     more: dict[str, Any] | None = None,
 ) -> Draft:
     """Return the `tool.returned` event of a call.
 
-    `effect` marks a call that ran and must not be repeated, `unknown` one whose outcome was lost. `blobs` holds the
-    whole result if `content` is clipped. `more` adds fields to the event, such as `handoff` or `usage`.
+    `effect` marks a call that ran and must not be repeated, `unknown` one whose outcome was lost. `media` are the
+    images and files of the result, as the log stores them, and `blobs` their bytes. `more` adds fields to the event,
+    such as `handoff`, `usage` or `whole`, the blob with the whole result if `content` is clipped.
     """
     result = ToolResult(call_id=call.id, content=content, is_error=is_error)
     part: dict[str, Any] = {"type": "tool_result", "call_id": result.call_id, "content": result.content}
     if is_error:
         part["is_error"] = True
-    data: dict[str, Any] = {"call_id": call.id, "name": call.name, "message": {"role": "tool", "parts": [part]}}
+    data: dict[str, Any] = {"call_id": call.id, "name": call.name, "message": {"role": "tool", "parts": [part, *media]}}
     if effect:
         data["effect"] = True
     if unknown:
         data["unknown"] = True
-    if blobs:
-        data["whole"] = next(iter(blobs))
     data |= more or {}
     return Draft(type="tool.returned", run=run, author=call.name, data=data, blobs=blobs or {})
 

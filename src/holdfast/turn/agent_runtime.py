@@ -224,6 +224,7 @@ class AgentRuntime:
             model=self.spec.model,
             clock=runtime.store.clock,
             check_lease=runtime.check_open,
+            limits=runtime.store.limits,
         )
         for call in calls:
             batch.add_call(call, self.spec.tools[call.name], partial(self._tool_context, call))

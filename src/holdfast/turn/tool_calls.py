@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -23,6 +24,8 @@ from holdfast.diagnostics import Fields, report
 from holdfast.errors import AgentError, NotJSON, TurnCancelled
 from holdfast.log import codec
 from holdfast.log.events import Draft
+from holdfast.log.messages import File, Image, Limits
+from holdfast.log.parts import part_to_data
 from holdfast.models.base import Model
 from holdfast.prompt.session_cache import CALLING_LOGS
 from holdfast.tools.tool import ANSWERS, Interrupt, MeteredResult, Tool, ToolContext, clip, render
@@ -64,8 +67,11 @@ class ToolCallBatch:
     clock: Clock
     # Raises if another process has the lease, so that a process that was suspended too long starts no tool.
     check_lease: Callable[[], None]
+    limits: Limits = field(default_factory=Limits)
     running: list[RunningCall] = field(default_factory=list)
     mailbox: SimpleQueue[tuple[RunningCall, Draft] | ToolProgress | None] = field(default_factory=SimpleQueue)
+    loop: asyncio.AbstractEventLoop | None = None  # the caller's event loop, if the calls run in one
+    awaited: list[Future[Any]] = field(default_factory=list)  # awaitables that blocking tools returned
 
     def add_call(
         self,
@@ -129,19 +135,26 @@ class ToolCallBatch:
             ANSWERS.set(iter(running_call.call.answers))
             CALLING_LOGS.set(CALLING_LOGS.get() | {self.log_uid})
             result = running_call.tool.start(running_call.kwargs, running_call.context)
-            if running_call.tool.is_async:
-                result = ASYNC_TOOL_LOOP.submit(_await_result(result)).result()
+            if inspect.isawaitable(result):
+                result = self._submit_awaitable(result).result()
             crashpoint("after tool")
             draft = self._draft_result(running_call, result)
         except BaseException as error:  # noqa: BLE001 - a tool may raise anything, and the mailbox must get a result
             draft = self._draft_failure(running_call, error)
         self.mailbox.put((running_call, draft))
 
+    def _submit_awaitable(self, result: Awaitable[Any]) -> Future[Any]:
+        """Await what a tool returned: in the caller's event loop, because it may belong to it, else in our own."""
+        if self.loop is None:
+            return ASYNC_TOOL_LOOP.submit(_await_result(result))
+        self.awaited.append(asyncio.run_coroutine_threadsafe(_await_result(result), self.loop))
+        return self.awaited[-1]
+
     # -- in an event loop ------------------------------------------------------------------------------------------
 
     async def perform_async(self) -> AsyncIterator[CallOutcome | ToolProgress]:
         """The same as `perform`, from async code: async tools run in this event loop, the others on threads."""
-        loop = asyncio.get_running_loop()
+        loop = self.loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         tasks: list[asyncio.Task[None]] = []
         wake = lambda: loop.call_soon_threadsafe(arrived.set)  # noqa: E731
@@ -183,6 +196,8 @@ class ToolCallBatch:
             self._cancel_unfinished()
             for task in tasks:
                 task.cancel()
+            for future in self.awaited:
+                future.cancel()
 
     async def _run_tool_async(self, running_call: RunningCall) -> None:
         try:
@@ -190,7 +205,7 @@ class ToolCallBatch:
             self.check_lease()
             ANSWERS.set(iter(running_call.call.answers))
             CALLING_LOGS.set(CALLING_LOGS.get() | {self.log_uid})
-            result = await running_call.tool.start(running_call.kwargs, running_call.context)
+            result = await _await_result(running_call.tool.start(running_call.kwargs, running_call.context))
             crashpoint("after tool")
             draft = self._draft_result(running_call, result)
         except asyncio.CancelledError:
@@ -208,12 +223,17 @@ class ToolCallBatch:
         if isinstance(result, MeteredResult):
             more, is_error = {"usage": dict(result.usage), "session": result.session}, result.is_error
             result = result.content
-        text, whole = clip(render(result), running_call.tool.max_result_bytes)
+        found: list[Image | File] = []
+        text, whole = clip(render(result, found), running_call.tool.max_result_bytes)
+        blobs: dict[str, bytes] = {}
+        media = [part_to_data(part, self.limits, blobs) for part in found]
+        if whole is not None:
+            more["whole"] = _digest(whole)
+            blobs[more["whole"]] = whole[:MAX_WHOLE_BYTES]
         report(logging.DEBUG, "tool %(tool)s returned in session %(session_id)s", self._name_call(running_call))
-        blobs = None if whole is None else {_digest(whole): whole[:MAX_WHOLE_BYTES]}
         effect = not running_call.tool.idempotent
         return draft_tool_result(
-            self.run, running_call.call, text, is_error=is_error, effect=effect, blobs=blobs, more=more
+            self.run, running_call.call, text, is_error=is_error, effect=effect, blobs=blobs, media=media, more=more
         )
 
     def _draft_failure(self, running_call: RunningCall, error: BaseException) -> Draft:
@@ -273,7 +293,9 @@ class _WakingQueue(SimpleQueue):  # type: ignore[type-arg]
 
 
 async def _await_result(result: Any) -> Any:  # noqa: ANN401 - the value of the tool
-    return await result
+    while inspect.isawaitable(result):  # a function may return the coroutine of another one
+        result = await result
+    return result
 
 
 def _digest(data: bytes) -> str:

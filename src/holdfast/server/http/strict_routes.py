@@ -1,4 +1,4 @@
-"""How a route reads a request: the permission is checked first, then the body is parsed strictly.
+"""How a route reads a request: the permission is checked first, then the query and the body are read strictly.
 
 FastAPI alone would parse a body before it knows the caller, and with the lenient parser of the standard library. Bodies
 follow the same rules as everything in the log.
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from holdfast.concurrency import off_thread
 from holdfast.errors import BodyTooLarge, Forbidden, InvalidArgument
 from holdfast.log import codec
+from holdfast.log.arguments import suggest_name
 from holdfast.server.auth import Require, dependency_of
 from holdfast.server.idempotency import answer_once
 
@@ -93,6 +95,20 @@ def parse_query(request: Request, kind: type[Model]) -> Model:
         raise RequestValidationError(problems) from error
 
 
+def _find_query_parameters(dependant: Dependant) -> dict[str, bool]:
+    """Return the query parameters of a route by name, and whether each is a list; those of a model one by one."""
+    found: dict[str, bool] = {}
+    for inner in dependant.dependencies:
+        found |= _find_query_parameters(inner)
+    for each in dependant.query_params:
+        kind = each.field_info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= {field.alias or name: False for name, field in kind.model_fields.items()}
+        else:
+            found[each.alias] = "list[" in str(kind)
+    return found
+
+
 class StrictRoute(APIRoute):
     """The route class of every router of the server: `APIRouter(route_class=StrictRoute)`."""
 
@@ -103,17 +119,24 @@ class StrictRoute(APIRoute):
             raise Forbidden("this address declares no permission, so nobody has it")
         request = Request(scope, receive, send)
         caller = await self._permission(request)
-        if b"&" in scope["query_string"]:
-            self._refuse_repeated(scope["query_string"])
+        if scope["query_string"]:
+            self._check_query(scope["query_string"])
         response: Response = await self.fast_handler(request, caller)
         await response(scope, receive, send)
 
-    def _refuse_repeated(self, query: bytes) -> None:
-        """Raise InvalidArgument if a parameter that is no list is given twice: no rule says which value counts."""
-        lists = {each.alias for each in self.dependant.query_params if "list[" in str(each.field_info.annotation)}
+    def _check_query(self, query: bytes) -> None:
+        """Raise InvalidArgument if the query names a parameter that the route does not have, or one that is no list
+        twice: no rule says which value counts."""
         names = [name for name, _ in parse_qsl(query.decode("latin-1"), keep_blank_values=True)]
+        known = self._query_parameters
+        unknown = [name for name in dict.fromkeys(names) if name not in known]
+        if unknown:
+            listed = ", ".join(repr(name[:40]) for name in unknown[:10])
+            error = InvalidArgument(f"unknown in the query: {listed}: {suggest_name(unknown[0][:40], known)}")
+            error.field = unknown[0][:40]  # type: ignore[attr-defined]
+            raise error
         for name in names:
-            if name not in lists and names.count(name) > 1:
+            if not known[name] and names.count(name) > 1:
                 raise InvalidArgument(f"{name[:40]!r} is given twice in the query: give it once")
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -121,17 +144,20 @@ class StrictRoute(APIRoute):
         permission = dependency_of(self)
         has_own_answers = getattr(self.endpoint, "own_answers", False)
         self._permission, self.fast_handler = permission, getattr(self.endpoint, "straight", None)
+        self._query_parameters = _find_query_parameters(self.dependant)
 
         async def handle(received: Request) -> Response:
             request = StrictRequest(received.scope, received.receive, received._send)
             if permission is None:
                 raise Forbidden("this address declares no permission, so nobody has it")
             caller = await permission(request) if isinstance(permission, Require) else None
-            if b"&" in request.scope["query_string"]:
-                self._refuse_repeated(request.scope["query_string"])
-            if request.method not in WITH_BODY:
+            has_body = request.method in WITH_BODY
+            if has_body:
+                await request.read_json()
+            if request.scope["query_string"]:  # after the body: an unread one would cost the client its connection
+                self._check_query(request.scope["query_string"])
+            if not has_body:
                 return await answer(request)
-            await request.read_json()
             if caller is None or has_own_answers:
                 return await answer(request)
             return await answer_once(request, caller, lambda: answer(request))

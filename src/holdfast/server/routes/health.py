@@ -11,7 +11,9 @@ from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.schemas.responses import HealthShape, ReadyShape
 from holdfast.server.schemas.serializers import json_response
 
-router = APIRouter(route_class=StrictRoute, tags=["operations"], responses={403: ERRORS[403], 429: ERRORS[429]})
+router = APIRouter(
+    route_class=StrictRoute, tags=["operations"], responses={each: ERRORS[each] for each in (400, 403, 429)}
+)
 
 
 @router.get("/health", dependencies=[Anyone], response_model=HealthShape, operation_id="health")

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from holdfast.clock import is_ulid
 from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument, SessionExists, SessionNotFound
 from holdfast.log.events import Draft
@@ -31,6 +32,7 @@ from holdfast.server.schemas.serializers import (
     session_summary_dict,
 )
 from holdfast.session.session import Session
+from holdfast.stores.base import Log
 
 router = APIRouter(route_class=StrictRoute, tags=["sessions"], responses=ERRORS)
 
@@ -91,20 +93,28 @@ async def _list_fast(request: Request, caller: Caller) -> Response:
 
 def _session_page(caller: Caller, query: SessionsQuery) -> Response:
     owner = caller.resolve_owner(check_owner(query.user_id, "user_id"))
-    if query.after is not None:
-        known = caller.store.find("session", check_id(query.after, "after"))
-        if known is None or not may_see(caller, known):
-            raise InvalidArgument(f"after={query.after!r} is not a session here: start from the first page")
     found = caller.store.sessions(
         user_id=owner,
         app_name=check_owner(query.app_name, "app_name"),
         status=query.status,
         limit=query.limit + 1,
-        after=query.after,
+        after=None if query.after is None else _find_position(caller, query.after),
     )
     page = found[: query.limit]
-    more = page[-1].log.id if len(found) > query.limit else None
+    # With the uid, a session that is deleted before the next page is asked for still says where it stood.
+    more = f"{page[-1].log.id}/{page[-1].log.uid}" if len(found) > query.limit else None
     return json_response({"sessions": [session_summary_dict(info) for info in page], "next": more})
+
+
+def _find_position(caller: Caller, after: str) -> str | Log:
+    """Return the last session of the page before: its log, or a time-sorted id if it was deleted since."""
+    id, _, uid = after.partition("/")
+    known = caller.store.find("session", check_id(id, "after"))
+    if known is not None and may_see(caller, known) and uid in ("", known.uid):
+        return known
+    if not is_ulid(uid or id):
+        raise InvalidArgument(f"after={after!r} is not a session here: start from the first page")
+    return uid or id
 
 
 @router.get("/sessions", operation_id="list_sessions", summary="List sessions", response_model=responses.SessionPage)

@@ -61,14 +61,35 @@ class TextPart(RequestBody):
     text: str
 
 
+class MediaSource(RequestBody):
+    """Where the bytes of an image or a document are, as Anthropic writes it."""
+
+    type: Literal["base64", "url", "text"]
+    url: str = optional_field()
+    data: str = optional_field()
+    media_type: str = optional_field()
+
+
 class ImagePart(RequestBody):
-    """By `url`, or by `data` (base64) with its `media_type`."""
+    """By `url`, by `data` (base64) with its `media_type`, or by `source`, as Anthropic writes it."""
 
     type: Literal["image"]
     url: str = optional_field()
     data: str = optional_field()
     media_type: str = optional_field()
     name: str = optional_field()
+    source: MediaSource = optional_field()
+    cache_control: dict[str, Any] = optional_field(description="Ignored.")
+
+
+class DocumentPart(RequestBody):
+    """A file as Anthropic writes it."""
+
+    type: Literal["document"]
+    source: MediaSource
+    title: str = optional_field()
+    cache_control: dict[str, Any] = optional_field(description="Ignored.")
+    citations: dict[str, Any] = optional_field(description="Ignored.")
 
 
 class FilePart(RequestBody):
@@ -89,7 +110,7 @@ class ImageUrlPart(RequestBody):
     """An image as OpenAI writes it."""
 
     type: Literal["image_url"]
-    image_url: ImageUrl
+    image_url: ImageUrl | str
 
 
 class ToolCallPart(RequestBody):
@@ -115,7 +136,7 @@ class ThinkingPart(RequestBody):
 
 
 Part = Annotated[
-    TextPart | ImagePart | FilePart | ImageUrlPart | ToolCallPart | ToolResultPart | ThinkingPart,
+    TextPart | ImagePart | FilePart | DocumentPart | ImageUrlPart | ToolCallPart | ToolResultPart | ThinkingPart,
     Field(discriminator="type"),
 ]
 
