@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.errors import MissingState
-from holdfast.prompt.state_values import ABSENT
+from holdfast.prompt.state_values import ABSENT, SCOPES
 
 # The look-behind and the possessive repeats make each run of braces and each name one step, also in a text of braces.
-_NAME_IN_BRACES = re.compile(r"(?<!\{)(\{++)((?:(session|user|app|temp):)?([^\W\d][\w.\-]*+)(\??))(\}++)")
+_NAME_IN_BRACES = re.compile(rf"(?<!\{{)(\{{++)((?:({'|'.join(SCOPES)}):)?([^\W\d][\w.\-]*+)(\??))(\}}++)")
 
 
 def fill_template(template: str, read: Callable[[str | None, str], Any]) -> str:

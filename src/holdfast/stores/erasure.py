@@ -33,7 +33,10 @@ _LIST_COLUMN_TYPES = ("session.created", "session.changed", "session.forked", "v
 _STRUCTURAL = frozenset(
     ("id", "call_id", "name", "kind", "status", "role", "type", "stop_reason", "provider", "model", "media_type")
 )
+_VALUES = ("value", "state")  # fields with values of a user, in which the words above are ordinary keys
 MIN_SEARCHED_LENGTH = 3  # characters of a text that is looked for in stored prompts
+# Bytes of a text that are looked for, from its beginning: a prompt may show only the beginning of a long state value.
+SEARCHED_BYTES = 100
 MIN_SHARED_BYTES = 8  # bytes that two texts must share before one counts as taken from the other
 _COPYING_TYPES = ("tool.called", "approval.requested", "tool.returned", "state.set", "fact.added", "fact.updated")
 
@@ -258,13 +261,14 @@ def _summaries_over(store: Store, log: Log, low: int, high: int) -> list[Event]:
 def _payload_strings(event: Event) -> list[bytes]:
     """The strings of a payload as they would stand inside another one."""
     found: list[bytes] = []
-    waiting: list[Any] = [event.data]
+    waiting: list[tuple[Any, bool]] = [(event.data, True)]
     while waiting:
-        value = waiting.pop()
+        value, has_fields = waiting.pop()
         if isinstance(value, dict):
-            waiting += [each for name, each in value.items() if name not in _STRUCTURAL]
+            left = [name for name in value if not has_fields or name not in _STRUCTURAL]
+            waiting += [(value[name], has_fields and name not in _VALUES) for name in left]
         elif isinstance(value, list):
-            waiting += value
+            waiting += [(each, has_fields) for each in value]
         elif isinstance(value, str) and len(value) >= MIN_SEARCHED_LENGTH:
             found.append(orjson.dumps(value)[1:-1])
     return found
@@ -274,15 +278,23 @@ def _prompts_with(store: Store, log: Log, texts: list[bytes], seq: int) -> set[s
     """Stored prompts (instructions, facts, state) that repeat one of the texts."""
     found: set[str] = set()
     looked: set[str] = set()
+    forms = {form for text in texts for form in _forms_in_prompt(text)}
     for row in store.read(log, max(seq, log.base) + 1, types=["model.called"]):
         digest = Event(row).data.get("context")
         if digest is None or digest in looked:
             continue
         looked.add(digest)
         data = store.blob_of_number(log.number, digest)
-        if data is not None and any(text in data for text in texts):
+        if data is not None and any(form in data for form in forms):
             found.add(digest)
     return found
+
+
+def _forms_in_prompt(text: bytes) -> tuple[bytes, bytes]:
+    """The beginning of a string of a payload as it may stand in a prompt: as it is, and inside of a JSON value that is
+    itself a part of a text."""
+    start = text[:SEARCHED_BYTES].decode(errors="ignore")
+    return start.encode(), orjson.dumps(start)[1:-1]
 
 
 def _own_blobs(store: Store, log: Log, erased: list[Event]) -> set[str]:
