@@ -32,7 +32,7 @@ class Agent(BaseAgent):
     it from then on. With `memory=` what is remembered about the question is put before the model.
 
     Without a model it is the configured default (`HOLDFAST_MODEL`). `instructions` (or `system`) may name state:
-    "Improve: {draft}".
+    "Improve: {draft}". `share_state=["topic", "user:theme"]` shows state to the model, True all of the session scope.
     """
 
     @suggest_keywords
@@ -55,6 +55,7 @@ class Agent(BaseAgent):
         max_steps: int = 50,
         output_schema: object = None,
         output_key: str | None = None,
+        share_state: Sequence[str] | bool | None = None,
         extract: Callable[[Response], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None] | None = None,
         store: Store | SessionStore | str | None = None,
         session: Session | None = None,
@@ -72,6 +73,7 @@ class Agent(BaseAgent):
         self.instructions = instructions if instructions is not None else system
         self.timeout, self.max_steps = timeout, max_steps
         self.output_key, self.extract = output_key, extract
+        self.share_state = () if share_state is None else _shared_names(share_state)
         self.shape = None if output_schema is None else _output_shape(output_schema)
         self.own_tools = {} if tools is None else _tools_by_name(tools)
         self.memory = memory
@@ -115,6 +117,7 @@ class Agent(BaseAgent):
             description=self.description,
             shape=self.shape,
             output_key=self.output_key,
+            share_state=self.share_state,
             extract=self.extract,
             handoffs={each.name or "": each.plan for each in self.handoffs},
             find_handoff_plan=self._find_handoff_plan if self.handoffs else None,
@@ -186,6 +189,12 @@ def _output_shape(schema: object) -> OutputShape:
     from holdfast.schema.output import OutputShape
 
     return OutputShape(schema)
+
+
+def _shared_names(given: object) -> Sequence[str] | bool:
+    from holdfast.prompt.state_values import check_shared_names
+
+    return check_shared_names(given)
 
 
 def _tools_by_name(given: object) -> dict[str, Tool]:

@@ -111,10 +111,17 @@ class MissingApp(MissingUser, code="missing_app"):
 class MissingState(InvalidArgument, code="missing_state"):
     """Instructions name a state value that does not exist."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *, scope: str = "session") -> None:
+        self.name, self.scope = name, scope
+        key, owner = name, ""
+        call = f"set_state({name!r}, ...)"
+        if scope != "session":
+            key, call = f"{scope}:{name}", f"set_state({name!r}, ..., scope={scope!r})"
+        if scope in ("user", "app"):
+            owner = f" in a session with {'user_id' if scope == 'user' else 'app_name'}="
         super().__init__(
-            f"the instructions need state {name!r}, which is not set: set_state({name!r}, ...), or write {{{{}}}}"
+            f"the instructions need state {key!r}, which is not set: call {call}{owner}, write {{{key}?}} if it may be "
+            f"absent, or {{{{{key}}}}} for the text {{{key}}}"
         )
 
 

@@ -31,6 +31,8 @@ class AgentSpec:
     timeout: float
     description: str | None = None
     shape: OutputShape | None = None  # required shape of the answers
+    task: str | None = None  # text after the instructions, used as it is: what a RoutingAgent asks its model
+    share_state: Sequence[str] | bool = ()  # names of the state that the model is shown; True: all of the session's
     output_key: str | None = None  # name of the state that gets the answer
     extract: Callable[[Any], Any] | None = None  # user's function of the Response: values for state, or an awaitable
     handoffs: Mapping[str, Callable[[], Plan]] = field(default_factory=dict)  # by agent name; called at the handoff

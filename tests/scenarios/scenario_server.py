@@ -215,6 +215,8 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
         "test_every_agent_of_a_flow_may_have_a_memory",
         "test_the_reply_of_a_call_is_found_among_parallel_agents",
         "test_a_flow_whose_tools_keep_state_is_no_difference",
+        "test_a_routing_agent_shows_names_and_descriptions_as_they_are",
+        "test_agents_that_share_a_session_share_its_state",
     ),
     "entities are not served": (
         "test_an_entity_has_one_writer_at_a_time",
@@ -226,6 +228,8 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
     "temp stays with the client, so tools at the server do not see it": (
         "test_temp_is_there_for_one_run_and_gone_after_it",
         "test_temp_state_is_no_difference",
+        "test_temp_state_comes_before_session_state_unless_a_scope_is_named",
+        "test_temp_state_is_shown_if_it_is_named",
     ),
     "an asyncio.Event of the test's loop is set by a tool, which runs in another loop at the server": (
         "test_a_cancelled_task_cancels_the_turn_and_frees_the_session",

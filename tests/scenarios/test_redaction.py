@@ -97,6 +97,15 @@ def run_approval(store: Store, id: str) -> Session:
     return session
 
 
+def run_edited_approval(store: Store, id: str) -> Session:
+    agent = make_agent(call("pay", {"card": "mine", "cents": 5}), CANARY, tools=[pay])
+    session = agent.session(id, store=store)
+    session.run(make_question())
+    session.approve(session.pending[0].call_id, arguments={"card": CANARY, "cents": 4})
+    session.resume()
+    return session
+
+
 def run_denial(store: Store, id: str) -> Session:
     session = make_agent(call("pay", {"card": "mine", "cents": 5}), CANARY, tools=[pay]).session(id, store=store)
     session.run("Pay.")
@@ -256,14 +265,14 @@ def run_parallel(store: Store, id: str) -> Session:
 
 Scene = Callable[[Store, str], Session]
 SCENES: list[Scene] = [
-    run_tools, run_approval, run_denial, run_interrupt, run_handoff, run_agent_as_tool, run_rejected_output,
+    run_tools, run_approval, run_edited_approval, run_denial, run_interrupt, run_handoff, run_agent_as_tool, run_rejected_output,
     run_unaccepted_output, run_failure, run_retry, run_notes, run_title, run_long_result, run_summary, run_numbers,
 ]  # fmt: skip
 LOCAL_SCENES: list[Scene] = [run_cancelled_stream, run_extract, run_parallel]
 # Types of events that no turn writes with a text of the conversation.
 TEXTLESS = {
     "session.created", "session.forked", "session.imported", "session.paused", "session.resumed", "session.closed",
-    "session.archived", "session.reopened", "session.held", "session.released", "session.erased", "event.redacted",
+    "session.archived", "session.reopened", "session.held", "session.released", "session.restored", "session.erased", "event.redacted",
     "retention.set", "message.queued", "run.dropped", "state.deleted", "fact.removed", "view.cleared", "view.rewound",
     "view.restored", "view.pruned", "view.compacted", "view.unpruned", "turn.finished", "turn.interrupted",
     "turn.waiting", "turn.resumed", "turn.reopened", "turn.parked", "model.called", "model.interrupted",

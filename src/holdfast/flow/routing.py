@@ -53,9 +53,8 @@ class RoutingAgent(Flow):
         self._places = self._index_by_name()
         self._default = None if default is None else self._default_index(default)
         lines = [f"- {each.name}: {each.description or 'no description'}" for each in self.sub_agents]
-        asked = CHOOSER_PROMPT.format(agents="\n".join(lines)).replace("{", "{{").replace("}", "}}")
-        texts = [asked] if instructions is None else [instructions, asked]
-        self._chooser = Agent(name=name, instructions="\n\n".join(texts), timeout=timeout, **options)
+        self._task = CHOOSER_PROMPT.format(agents="\n".join(lines))
+        self._chooser = Agent(name=name, instructions=instructions, timeout=timeout, **options)
 
     def _default_index(self, wanted: BaseAgent | str) -> int:
         name = wanted if isinstance(wanted, str) else wanted.name
@@ -64,7 +63,7 @@ class RoutingAgent(Flow):
         return self._places[name]
 
     def plan(self) -> RoutingPlan:
-        chooser = replace(self._chooser.settings(), shape=_AgentChoice(self._places))
+        chooser = replace(self._chooser.settings(), shape=_AgentChoice(self._places), task=self._task)
         return RoutingPlan(name=self.name, chooser=chooser, steps=self._plans(), default_step=self._default)
 
 

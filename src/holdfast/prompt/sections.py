@@ -1,37 +1,13 @@
-"""The texts of a prompt before its messages: instructions filled with state, facts, effects of failed turns."""
+"""Texts of a prompt before its messages: facts, and effects of failed turns."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.errors import MissingState
 from holdfast.stores.base import Log, Store
 
 FACTS_BYTES = 8_000
-_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
-
-
-def fill_template(template: str, state: Mapping[str, Any]) -> str:
-    """Return instructions with each `{name}` replaced by the state of that name. A dot is a part of the name; `{{` and
-    `}}` are braces. Raises MissingState."""
-
-    def value(match: re.Match[str]) -> str:
-        if match.group() in ("{{", "}}"):
-            return match.group()[0]
-        name = match.group(1)
-        if name not in state:
-            raise MissingState(name)
-        text = state[name]
-        return text if isinstance(text, str) else str(text)
-
-    return _FIELD.sub(value, template)
-
-
-def find_names(template: str) -> list[str]:
-    """Return the names of the state that instructions need."""
-    return [match.group(1) for match in _FIELD.finditer(template) if match.group(1) is not None]
 
 
 def format_facts(facts: Sequence[Mapping[str, Any]], room: int = FACTS_BYTES) -> str:

@@ -35,6 +35,7 @@ INVALIDATING_TYPES = (
 _FACT_TYPES = ("fact.added", "fact.updated")
 _LIST_COLUMN_TYPES = ("session.created", "session.changed", "session.forked", "view.restored")
 MIN_SEARCHED_LENGTH = 3  # characters of a state value or a fact that is looked for in stored prompts
+SEARCHED_BYTES = 100  # of a text that are looked for: a prompt may show only the start of a long state value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -235,17 +236,24 @@ def _prompts_with(store: Store, log: Log, repetition: Repetition, seq: int) -> s
     texts = set(repetition.pieces)
     if origin.type in NAMING_TYPES:  # prompts are made of these values, so a short one counts too
         texts |= {text for text in find_texts(origin) if len(text) >= MIN_SEARCHED_LENGTH}
+    forms = {form for text in texts for form in _forms_in_prompt(text)}
     found: set[str] = set()
     looked: set[str] = set()
-    for row in store.read(log, max(seq, log.base) + 1, types=["model.called"]) if texts else ():
+    for row in store.read(log, max(seq, log.base) + 1, types=["model.called"]) if forms else ():
         digest = Event(row).data.get("context")
         if digest is None or digest in looked:
             continue
         looked.add(digest)
         data = store.blob_of_number(log.number, digest)
-        if data is not None and any(text in section for section in codec.decode(data)["system"] for text in texts):
+        if data is not None and any(form in section for section in codec.decode(data)["system"] for form in forms):
             found.add(digest)
     return found
+
+
+def _forms_in_prompt(text: str) -> tuple[str, str]:
+    """The start of a text as it may stand in a prompt: as it is, and inside of a JSON value."""
+    plain, in_json = text.encode(), codec.encode(text)[1:-1]
+    return plain[:SEARCHED_BYTES].decode(errors="ignore"), in_json[:SEARCHED_BYTES].decode(errors="ignore")
 
 
 def _own_blobs(store: Store, log: Log, erased: list[Event]) -> set[str]:

@@ -82,7 +82,7 @@ def _find_reply(turn: list[Event], call: Event) -> list[Event]:
     return [
         each
         for each in turn
-        if each.type == "model.replied"
+        if each.type in ("model.replied", "reply.edited")
         and not each.erased
         and any(part.get("id") == call.data.get("call_id") for part in each.data["message"].get("parts", ()))
     ]

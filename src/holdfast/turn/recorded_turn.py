@@ -16,7 +16,7 @@ from holdfast.log.events import MESSAGE_TYPES, Draft, Event, Row
 from holdfast.log.messages import Message
 from holdfast.models.base import BlockStart, Done, Model, ModelEvent, ModelRequest, Usage
 from holdfast.plan import AgentSpec, Plan
-from holdfast.prompt.sections import fill_template, find_names
+from holdfast.prompt.template import escape_placeholders, fill_template
 from holdfast.schema.output import OutputShape
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.messages import blob_names, message_of
@@ -165,9 +165,9 @@ def _fill_instructions(template: str | None, recorded: str | None) -> str | None
     """
     if template is None:
         return None
-    pieces = fill_template(template, dict.fromkeys(find_names(template), _GAP)).split(_GAP)
+    pieces = fill_template(template, lambda scope, name: _GAP).split(_GAP)
     text = recorded if recorded is not None and _is_filled(pieces, recorded) else template
-    return text.replace("{", "{{").replace("}", "}}")
+    return escape_placeholders(text)
 
 
 def _is_filled(pieces: Sequence[str], text: str) -> bool:

@@ -165,7 +165,7 @@ class TurnRuntime:
             effect = replace(effect, spec=self.substitute(effect.path, effect.spec))
         agent = AgentRuntime(self, effect)
         agent.prompt.read(
-            self._head, self._view, self.cache.temp, self.progress.messages_seen_by(effect.path), self._question
+            self._head, self._view, self.session, self.progress.messages_seen_by(effect.path), self._question
         )
         self.agents[effect.path] = agent
         return agent

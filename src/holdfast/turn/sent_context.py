@@ -29,7 +29,8 @@ MAX_REPLIES_READ = 100  # replies to search for the one to a call: parallel agen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPart:
-    """One part of a prompt: `kind` is instructions, system, facts, memory, loose_ends, others, tool or message."""
+    """One part of a prompt: `kind` is instructions, routing, system, facts, state, memory, loose_ends, others, tool
+    or message."""
 
     kind: str
     text: str
