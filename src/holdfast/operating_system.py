@@ -62,6 +62,8 @@ def boot_id() -> str | None:
     """Return a text that names this boot of this machine and no other; None if the system has none."""
     if sys.platform == "darwin":
         return _read_sysctl(b"kern.bootsessionuuid")
+    if sys.platform != "linux":
+        return None  # `/proc` would be a folder of a user on Windows
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
@@ -84,6 +86,8 @@ def _read_sysctl(name: bytes) -> str | None:
 
 def pid_namespace() -> str:
     """Return the name of the namespace that the process ids of this process belong to. Only Linux has several."""
+    if sys.platform != "linux":
+        return ""
     try:
         return os.readlink(_PROC / "self/ns/pid")
     except OSError:
@@ -104,6 +108,8 @@ def process_mark(pid: int) -> str | None:
         except PermissionError:
             pass  # a process of another user
         return "exists"
+    if sys.platform != "linux":
+        return None
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +32,17 @@ class System:
     """Processes of one simulated system."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+        self.name, self.folder, self.temporary = name, folder, tempfile.mkdtemp(dir=folder.parent)
 
     def environment(self, **more: str) -> dict[str, str]:
         paths = [str(SIMULATION), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-        return own | {"SIMULATED_SYSTEM": self.name, "PYTHONPATH": os.pathsep.join(paths), **more}
+        return own | {
+            "SIMULATED_SYSTEM": self.name,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TMPDIR": self.temporary,
+            **more,
+        }
 
     def run(self, *args: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *map(str, args)]

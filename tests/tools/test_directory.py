@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -27,9 +28,15 @@ LINK = "it is a symbolic link, and links are not followed"
 SWAPPED = "it was swapped while it was used: try again"
 
 
+@pytest.fixture(scope="module")
+def lock_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lock")
+
+
 @pytest.fixture(autouse=True)
-def no_descriptors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_descriptors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lock_folder: Path) -> None:
     monkeypatch.setattr(os, "supports_dir_fd", set())
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(lock_folder))
     assert isinstance(open_directory(tmp_path), CheckedDirectory)
 
 

@@ -19,6 +19,7 @@ import importlib
 import io
 import os
 import platform
+import re
 import select
 import shutil
 import signal
@@ -38,6 +39,7 @@ PACKAGES = (
     *("anyio._backends._asyncio", "apsw", "click", "cryptography.hazmat.primitives.ciphers.aead", "docstring_parser"),
     *("httpx2", "jsonschema", "orjson", "psycopg", "pydantic", "urllib.request", "zoneinfo"),
 )
+LOOKS_OF_HOLDFAST = re.compile(r"/proc/(sys|self/ns|[0-9]+)/")  # the metrics look at other files
 KEEP_SYS = ("__main__", "importlib", "_frozen_importlib")  # the import system needs the module itself
 
 
@@ -88,12 +90,13 @@ def remove_names(module: ModuleType, names: str) -> None:
 
 
 def hide_proc() -> None:
-    """There is no /proc."""
+    """There is no /proc. A folder of that name could be any user's, so holdfast must not look there."""
 
     def hide(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def look(path: Any, *args: Any, **more: Any) -> Any:
             if isinstance(path, str | os.PathLike) and os.fspath(path).startswith("/proc"):
+                assert not LOOKS_OF_HOLDFAST.match(os.fspath(path)), f"{path} means nothing on this system"
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
             return call(path, *args, **more)
 
