@@ -166,7 +166,7 @@ class SessionMismatch(SessionError, code="session_mismatch"):
     def __init__(self, session_id: str, field: str) -> None:
         self.session_id, self.field = session_id, field
         super().__init__(
-            f"session {session_id!r} belongs to another {field}: open it without {field}=, or choose another id"
+            f"session {session_id!r} belongs to another {field}: give the {field} that it has, or choose another id"
         )
 
 

@@ -19,7 +19,16 @@ import holdfast
 import holdfast.flow
 import holdfast.stores
 from holdfast import Agent, File, Image, LanguageModel, Message, Session
-from holdfast.errors import AgentError, InvalidArgument, InvalidTool, LimitExceeded, NotJSON
+from holdfast.errors import (
+    AgentError,
+    InvalidArgument,
+    InvalidTool,
+    LimitExceeded,
+    NotJSON,
+    SessionMismatch,
+    StoreClosed,
+    StoreReadOnly,
+)
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from tests.kit.stores import open_store
@@ -190,6 +199,11 @@ TOOLS = [
 ]
 
 
+def use_closed(store: Store) -> object:
+    store.close()
+    return Session(store=store)
+
+
 class Order(BaseModel):
     id: int = 1
 
@@ -246,7 +260,31 @@ OPTIONS = [
     Wrong("73 set_state('k', dataclass)", keep({"cart": Cart()}), NotJSON, "store its dataclasses.asdict()"),
 ]
 
-CALLS = [*TYPOS, *MESSAGES, *TOOLS, *OPTIONS]
+STORES = [
+    Wrong(
+        "43 another user's id",
+        lambda w: hf.Session("s", store=w.store, user_id="bob"),
+        SessionMismatch,
+        "give the user_id that it has, or choose another id",
+    ),
+    Wrong("46 Session.load('s')", lambda w: hf.Session.load("s"), AttributeError, "Session.open(id) opens a session"),
+    Wrong("46 Session.get('s')", lambda w: hf.Session.get("s"), AttributeError, "no 'get': Session.open(id)"),
+    Wrong(
+        "56 store=SQLiteStore", lambda w: hf.Session(store=stores.SQLiteStore), InvalidArgument, "pass an object of it"
+    ),
+    Wrong(
+        "59 SQLiteStore(folder)", lambda w: stores.SQLiteStore(w.folder), StoreReadOnly, "is a directory: name a file"
+    ),
+    Wrong(
+        "61 SQLiteStore(url)", lambda w: stores.SQLiteStore("sqlite:///x.db"), InvalidArgument, "SQLiteStore('x.db')"
+    ),
+    Wrong("64 a closed MemoryStore", lambda w: use_closed(stores.MemoryStore()), StoreClosed, "open a new one"),
+    Wrong(
+        "113 import_('junk')", lambda w: hf.Session.import_("junk"), InvalidArgument, "what session.export() returned"
+    ),
+]
+
+CALLS = [*TYPOS, *MESSAGES, *TOOLS, *OPTIONS, *STORES]
 
 
 @pytest.mark.parametrize("wrong", CALLS, ids=lambda wrong: wrong.name)
@@ -256,7 +294,7 @@ def test_a_wrong_call_says_what_to_do_and_stores_nothing(store: Store, tmp_path:
     with pytest.raises(wrong.error) as caught:
         wrong.call(world)
     assert wrong.advice in str(caught.value)
-    assert isinstance(caught.value, AgentError | TypeError)
+    assert isinstance(caught.value, AgentError | TypeError | AttributeError)
     assert "pydantic" not in str(caught.value).replace("a pydantic model", "")
     assert world.contents() == before
 
@@ -416,3 +454,8 @@ def test_20_every_session_is_listed_while_sessions_are_deleted(store: Store) -> 
             store.delete(session.id)
     assert seen == made[::-1]
     assert store.list_sessions() == []
+
+
+def test_46_an_attribute_that_says_what_to_use_is_still_none() -> None:
+    assert not hasattr(Session, "load")
+    assert not hasattr(Session("s"), "get")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from holdfast.concurrency import class_twin, off_thread, property_twin, twin
 from holdfast.errors import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.agent_base import BaseAgent
 
 MAX_PAGE = 10_000
+OPENING = "Session.open(id) opens a session that exists, Session(id) also creates it"
 _OWN_ATTRIBUTES = {"agent", "store", "log", "cache"}
 _list = list  # inside the class, `list` is the method that lists sessions
 
@@ -56,6 +57,19 @@ class Comparison:
     common: list[Message]  # the messages at the start that both sessions share
     mine: list[Message]  # the later messages of this session
     theirs: list[Message]  # the later messages of the other session
+
+
+class _OtherName:
+    """An attribute that does not exist, but says in its AttributeError what does."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice, self._name = advice, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__} has no {self._name!r}: {self._advice}")
 
 
 class Session(
@@ -193,6 +207,9 @@ class Session(
         """Open an existing session. Raises SessionNotFound if there is none with this id."""
         found = open_store(store if store is not None or agent is None else agent.store)
         return cls.on_log(found, found.require("session", check_id(id)), agent)
+
+    if not TYPE_CHECKING:  # names that other frameworks have for `open`
+        get, load = _OtherName(OPENING), _OtherName(OPENING)
 
     @classmethod
     def list(
