@@ -282,12 +282,12 @@ MUTANTS = (
     mutant(
         "summaries keep what was redacted",
         "histories",
-        ("stores.erasure", "erased += _summaries_over(store, one, seq, seq)", "pass"),
+        ("stores.erasure", "found += _summaries_over(", "_summaries_over("),
     ),
     mutant(
         "copies keep what was redacted",
         "histories",
-        ("stores.erasure", "if event.run is not None:\n        found +=", "if False:\n        found +="),
+        ("stores.repetition", "found.events.append(each)", "pass"),
     ),
     mutant(
         "a prune makes a session live longer", "histories", ("stores.append", "else before.updated_at,", "else at,")

@@ -184,6 +184,8 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
         "test_an_undo_waits_for_a_turn_that_is_open_elsewhere",
         "test_pruning_during_a_turn_elsewhere_loses_nothing_of_the_turn",
         "test_a_running_session_is_left_alone",
+        "test_nothing_that_a_local_turn_says_after_a_redacted_event_repeats_it",
+        "test_a_redacted_question_of_a_local_turn_is_gone_from_everything_that_shows_it",
     ),
     "it looks at the exception behind an error, which stays at the server": (
         "test_a_bug_inside_a_turn_is_an_agent_error_and_the_turn_is_recorded_as_failed",
@@ -206,7 +208,10 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
     "a memory takes in sessions of its own process; the client asks its server to": (
         "test_memory_of_a_session_is_there_in_the_next_one",
     ),
-    "flows are not served by name yet": ("test_every_agent_of_a_flow_may_have_a_memory",),
+    "flows are not served by name yet": (
+        "test_every_agent_of_a_flow_may_have_a_memory",
+        "test_the_reply_of_a_call_is_found_among_parallel_agents",
+    ),
     "entities are not served": (
         "test_an_entity_has_one_writer_at_a_time",
         "test_an_entity_is_saved_on_success_only",

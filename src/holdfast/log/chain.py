@@ -127,7 +127,7 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
         if row.tokens != tokens:
             return _bad(seq, f"the token count of event {seq} was altered")
         previous = expected
-        if stones and row.type in _ERASING_TYPES and body is not None:
+        if stones and row.type in ERASING_TYPES and body is not None:
             data = Event(row).data
             own = [stones.get(each, b"") for first, last in data.get("erased", ()) for each in range(first, last + 1)]
             if digest_tombstones(own) != data.get("tombs"):
@@ -140,7 +140,7 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
 
 
 _PLAIN = unpack_header(None)
-_ERASING_TYPES = ("event.redacted", "session.erased", "memory.forgotten")  # which vouch for the tombstones they made
+ERASING_TYPES = ("event.redacted", "session.erased", "memory.forgotten")  # which vouch for the tombstones they made
 
 
 def _bad(seq: int, reason: str, *, checked: int | None = None) -> Verification:

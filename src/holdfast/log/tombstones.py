@@ -56,6 +56,11 @@ _NAME_FIELDS = {
 }
 
 
+def kept_fields(type: str) -> frozenset[str]:
+    """The fields of an event that the tombstone of a redaction keeps."""
+    return frozenset((*_STRUCTURAL_FIELDS.get(type, ()), *_NAME_FIELDS.get(type, ())))
+
+
 def make_tombstone(event: Event, *, names: bool) -> bytes:
     """The tombstone of an event. Without `names` the names of state and the ids of facts go as well."""
     if event.body is None:

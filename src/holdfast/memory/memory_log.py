@@ -23,6 +23,7 @@ from holdfast.stores.base import ErasurePlan
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
+    from holdfast.stores.repetition import Repetition
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -233,10 +234,14 @@ def memory_name_of(event: Event) -> str:
 
 
 def erase_memories_from(
-    store: Store, owner: tuple[str | None, str | None], gone: Mapping[str, Iterable[int] | None]
+    store: Store,
+    owner: tuple[str | None, str | None],
+    gone: Mapping[str, Iterable[int] | None],
+    repetition: Repetition | None = None,
 ) -> None:
     """Remove the memories that came from these events, or from these whole logs (None), of a session's owner: its
-    `user_id` and `app_name`. Memories that were shared go as well."""
+    `user_id` and `app_name`. Memories that were shared go as well. A tool names the question of its turn as the source,
+    so memories from the turn of a redacted event go too if they repeat its text."""
     wanted = {uid: None if seqs is None else set(seqs) for uid, seqs in gone.items()}
 
     def matches(event: Event) -> bool:
@@ -245,9 +250,13 @@ def erase_memories_from(
             return False
         if wanted.get(source["uid"], ()) is None:
             return True
+        texts = (event.data["text"], event.data["key"])
+        turn = repetition.turn if repetition is not None and repetition.is_in(texts) else frozenset()
         for uid, seqs in source["events"].items():
             named = wanted.get(uid, ())
             if named is None or not set(named).isdisjoint(seqs):
+                return True
+            if uid in wanted and not turn.isdisjoint(seqs):
                 return True
         return False
 

@@ -21,8 +21,10 @@ from holdfast.stores.urls import open_store
 if TYPE_CHECKING:
     from holdfast.prompt.session_cache import SessionCache
     from holdfast.stores.base import Log, SessionStore, Store
+    from holdfast.stores.repetition import Repetition
 
 PAGE = 200
+_CALL_TYPES = ("tool.called", "tool.returned")  # the question to an agent that is called as a tool, and its answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +93,10 @@ class ComplianceMethods:
     def redact(self, seq: int, *, reason: str, actor: str | None = None) -> Redacted:
         """Remove the payload of one event, and of every event that repeats its text; their hashes stay.
 
-        This includes summaries that cover the event, copies of a call's arguments, state and facts that were taken from
-        a reply, stored prompts, attached bytes, memories that came from the event, and its entries in the search index.
-        If the event called an agent as a tool, the session of that agent is erased too.
+        This includes the events of its turn that repeat it (arguments, results, answers, state, facts, errors),
+        summaries that cover one of these events, later versions of a fact, stored prompts, attached bytes, memories,
+        and entries in the search index. If one of the events called an agent as a tool, the session of that agent is
+        erased too.
         """
         data = self._reason_data(reason)
         store = self.store
@@ -112,7 +115,7 @@ class ComplianceMethods:
                 called = _sessions_called_by(
                     store, holder, [store.event(holder, each) for each in gone_from[holder.number]]
                 )
-                self._forget_memories(gone_from)
+                self._forget_memories(gone_from, burial.repetition)
                 continue
             recorder = (
                 holder if holder.id else self.log
@@ -123,9 +126,8 @@ class ComplianceMethods:
                 store.apply_erasure(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
             except Conflict:
                 continue  # another writer appended first: there may be more to remove, so plan again
-            self._forget_memories(
-                gone_from
-            )  # again: a memory may have been made between the first pass and the redaction
+            # Again: a memory may have been made between the first pass and the redaction.
+            self._forget_memories(gone_from, burial.repetition)
             self._erase_called_sessions(called, data, actor or "holdfast")
             self.cache.forget_history()
             gone = sorted(each for stones in burial.tombstones.values() for each, _ in stones)
@@ -182,10 +184,11 @@ class ComplianceMethods:
                 removed.append(kind)
         return Erased(sessions=ids, events=events, user_state="user" in removed, memories=USER_MEMORY in removed)
 
-    def _forget_memories(self, gone: Mapping[int, Iterable[int] | None]) -> None:
-        """Remove the memories that came from these events, by the number of their log; None means all its events."""
+    def _forget_memories(self, gone: Mapping[int, Iterable[int] | None], repetition: Repetition | None = None) -> None:
+        """Remove the memories that came from these events, by the number of their log; None means all its events. Also
+        those that came from the turn of a redacted event and repeat its text."""
         found = {self.store.log_of_number(number).uid: seqs for number, seqs in gone.items()}
-        erase_memories_from(self.store, (self.log.user_id, self.log.app_name), found)
+        erase_memories_from(self.store, (self.log.user_id, self.log.app_name), found, repetition)
 
     def _erase_called_sessions(self, called: Iterable[Log], data: dict[str, Any], actor: str) -> int:
         """Erase the sessions of agents that were called as tools, since their questions repeat text of this session.
@@ -234,12 +237,12 @@ def _sessions_called_by(store: Store, log: Log, events: Iterable[Event]) -> list
     """
     found: list[Log] = []
     for event in events:
-        if event.type == "tool.called" and event.run is not None and "call_id" in event.data:
+        if event.type in _CALL_TYPES and event.run is not None and "call_id" in event.data:
             child = store.find("session", session_of_call(call_key(log.uid, event.run, event.data["call_id"])))
             if child is not None and decode_view(store.head(child).view).lifecycle != "erased":
                 plan_erasure(store, child)
                 found += [child, *_sessions_called_by(store, child, _tool_call_events(store, child))]
-    return found
+    return list({child.number: child for child in found}.values())  # a call and its result name the same session
 
 
 def _erase_log(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:

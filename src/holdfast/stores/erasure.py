@@ -6,20 +6,22 @@ still where the plan saw them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from holdfast.errors import ImmutableSession, InvalidArgument, SessionHeld, TurnOpen
+from holdfast.log import codec
 from holdfast.log.chain import digest_tombstones
+from holdfast.log.event_texts import find_texts
 from holdfast.log.events import Draft, Event
+from holdfast.log.named_values import NAMING_TYPES
 from holdfast.log.ranges import Ranges, append_seq
 from holdfast.log.tombstones import make_tombstone
-from holdfast.log.view import TURN_ENDS, View, decode_view
+from holdfast.log.view import View, decode_view
 from holdfast.stores.append import Head, expiry, is_locked
 from holdfast.stores.messages import blobs_of_event
+from holdfast.stores.repetition import Repetition, find_repetition
 from holdfast.stores.verification import walk_lenient
 
 if TYPE_CHECKING:
@@ -27,15 +29,12 @@ if TYPE_CHECKING:
 
 LIST_COLUMNS = ("title", "metadata", "work_dir")  # columns of the list of sessions
 # Events that make a plan out of date.
-INVALIDATING_TYPES = ("summary.added", "model.called", "fact.updated", "memory.stored", "event.redacted")
+INVALIDATING_TYPES = (
+    "summary.added", "model.called", "fact.updated", "memory.stored", "event.redacted", "turn.reopened"
+)  # fmt: skip
+_FACT_TYPES = ("fact.added", "fact.updated")
 _LIST_COLUMN_TYPES = ("session.created", "session.changed", "session.forked", "view.restored")
-# Fields with words of the log format, which reveal nothing of a message.
-_STRUCTURAL = frozenset(
-    ("id", "call_id", "name", "kind", "status", "role", "type", "stop_reason", "provider", "model", "media_type")
-)
-MIN_SEARCHED_LENGTH = 3  # characters of a text that is looked for in stored prompts
-MIN_SHARED_BYTES = 8  # bytes that two texts must share before one counts as taken from the other
-_COPYING_TYPES = ("tool.called", "approval.requested", "tool.returned", "state.set", "fact.added", "fact.updated")
+MIN_SEARCHED_LENGTH = 3  # characters of a state value or a fact that is looked for in stored prompts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +52,7 @@ class ErasurePlan:
     affected_logs: list[Log] = field(
         default_factory=list
     )  # living sessions that lose data: each gets a notice in its own log
+    repetition: Repetition | None = None  # what a redaction found in the turn of its event
 
     @property
     def allows_unrelated_appends(self) -> bool:
@@ -97,27 +97,25 @@ def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, ErasurePlan]:
         raise InvalidArgument(f"event {seq} of session {log.id!r} was erased before")
     ((number, _, _),) = log.segments(seq, seq)
     holder = log if number == log.number else store.log_of_number(number)
+    _refuse_unfinished(store.head_of_number(number), event)
     readers = store.descendants(number)
     sharers = [other for other in readers if _reads_event(other, number, seq)]
+    repetition = find_repetition(store, holder, event, reader=log)
     burial = ErasurePlan(
-        deleted_logs=set() if holder.id else {number}, readers={number: {other.number for other in readers}}
+        deleted_logs=set() if holder.id else {number},
+        readers={number: {other.number for other in readers}},
+        repetition=repetition,
     )
-    _refuse_unfinished(store.head_of_number(number), event)
-    texts = _payload_strings(event)
     for one in (holder, *sharers):
         head = store.head_of_number(one.number)
         burial.heads[one.number] = head.head
         _refuse_protected(decode_view(head.view), head, store.clock.now())
-        erased = [event, *_find_copies(store, holder, event)] if one is holder else []
-        erased += _summaries_over(store, one, seq, seq)
-        if one is not holder and event.type in _LIST_COLUMN_TYPES:
-            erased += _collect_fork_event(store, one, burial)
+        erased = _collect_events(store, one, repetition, is_holder=one is holder)
         if erased:
-            unique = {each.seq: each for each in erased}
-            burial.tombstones[one.number] = [
-                (each, make_tombstone(unique[each], names=True)) for each in sorted(unique)
-            ]
-        gone = _prompts_with(store, one, texts, seq)
+            burial.tombstones[one.number] = [(each.seq, make_tombstone(each, names=True)) for each in erased]
+        if one.id:
+            burial.columns[one.number] = _columns_of(store, one, erased)
+        gone = _prompts_with(store, one, repetition, seq)
         if one is holder:
             gone |= _own_blobs(store, holder, erased)
         if gone:
@@ -126,8 +124,6 @@ def plan_redaction(store: Store, log: Log, seq: int) -> tuple[Log, ErasurePlan]:
             store, one
         ):  # always noticed: a summary that is being planned there is planned again
             burial.affected_logs.append(one)
-    if event.type in _LIST_COLUMN_TYPES and holder.id:
-        burial.columns[holder.number] = tuple(name for name in LIST_COLUMNS if _is_value_of(store, holder, name, seq))
     return holder, burial
 
 
@@ -146,9 +142,10 @@ def plan_erasure(store: Store, log: Log) -> ErasurePlan:
             raise SessionHeld("erase what is shared with", reason=f"its event {decode_view(theirs.view).held} says why")
         burial.heads[other.number] = theirs.head
         reaches = [last for number, last in other.ancestry if number == log.number]
-        taken = _summaries_over(store, other, log.base + 1, max(reaches, default=0))
+        taken = _summaries_over(store, other, [[log.base + 1, max(reaches, default=0)]])
         if other.parent == log.number:
-            taken += _collect_fork_event(store, other, burial)
+            taken += _find_fork_event(store, other)
+            burial.columns[other.number] = _columns_of(store, other, taken)
         if taken:
             burial.tombstones[other.number] = sorted((each.seq, make_tombstone(each, names=True)) for each in taken)
         if _is_in_use(store, other):
@@ -178,8 +175,9 @@ def _reads_event(log: Log, number: int, seq: int) -> bool:
 
 
 def _refuse_unfinished(head: Head, event: Event) -> None:
+    """An event stays while its turn is open: the turn may repeat it again, and is resumed from its events."""
     turn = decode_view(head.view).turn
-    if turn is not None and event.run == turn.run:
+    if turn is not None and (event.run == turn.run or (event.run is None and event.seq >= turn.first)):
         raise TurnOpen("redact an event of the open turn of")
 
 
@@ -194,93 +192,58 @@ def _refuse_protected(view: View, head: Head, now: int) -> None:
 # -- what was made from a text -----------------------------------------------------------------------------------------
 
 
-def _find_copies(store: Store, log: Log, event: Event) -> list[Event]:
-    """Events that repeat the text of another: what its turn made of it, and later versions of a fact."""
-    found: list[Event] = []
-    if event.type in ("tool.called", "approval.requested"):  # its arguments stand in the reply that asked for it
-        found += _find_reply(store, log, event)
-    if event.run is not None:
-        found += [each for each in _rest_of_turn(store, log, event) if not each.erased and _is_copy(each, event)]
-    if event.type in ("fact.added", "fact.updated"):
-        rows = store.read(log, event.seq + 1, types=["fact.updated"])
-        found += [each for each in map(Event, rows) if not each.erased and each.data.get("id") == event.data.get("id")]
-    return found
+def _collect_events(store: Store, log: Log, repetition: Repetition, *, is_holder: bool) -> list[Event]:
+    """The events of one log that go: those that repeat the text, later versions of facts, and what was made of them."""
+    found = list(repetition.events) if is_holder else []
+    facts = {each.data["id"]: each.seq for each in reversed(repetition.events) if each.type in _FACT_TYPES}
+    for each in map(Event, store.read(log, log.base + 1, types=["fact.updated"]) if facts else ()):
+        if not each.erased and each.seq > facts.get(each.data["id"], each.seq):
+            found.append(each)
+    found += _summaries_over(store, log, [[each.seq, each.seq] for each in repetition.events])
+    if not is_holder and any(each.type in _LIST_COLUMN_TYPES for each in repetition.events):
+        found += _find_fork_event(store, log)
+    unique = {each.seq: each for each in found}
+    return [unique[seq] for seq in sorted(unique)]
 
 
-def _find_reply(store: Store, log: Log, call: Event) -> list[Event]:
-    """The reply that a call came with, and the other events that repeat its content."""
-    for row in store.read(log, log.base + 1, call.seq - 1, types=["model.replied"], reverse=True, limit=1):
-        reply = Event(row)
-        calls = {part.get("id") for part in reply.data.get("message", {}).get("parts", ())}
-        if not reply.erased and reply.run == call.run and call.data.get("call_id") in calls:
-            return [reply, *_find_copies(store, log, reply)]
-    return []
+def _find_fork_event(store: Store, log: Log) -> list[Event]:
+    """The first event of a fork, which has copies of its parent's title and metadata."""
+    first = map(Event, store.read(log, log.base + 1, log.base + 1))
+    return [each for each in first if each.type == "session.forked" and not each.erased]
 
 
-def _collect_fork_event(store: Store, log: Log, burial: ErasurePlan) -> list[Event]:
-    """The first event of a fork, which has copies of its parent's title and metadata; and what its list row shows."""
-    first = [Event(row) for row in store.read(log, log.base + 1, log.base + 1)]
-    found = [each for each in first if each.type == "session.forked" and not each.erased]
-    for each in found:
-        burial.columns[log.number] = tuple(name for name in LIST_COLUMNS if _is_value_of(store, log, name, each.seq))
-    return found
+def _columns_of(store: Store, log: Log, events: list[Event]) -> tuple[str, ...]:
+    """The columns of the list of sessions that show what these events say."""
+    seqs = {each.seq for each in events if each.type in _LIST_COLUMN_TYPES}
+    shown = {name: store.lookup(log, name) for name in LIST_COLUMNS} if seqs else {}
+    return tuple(name for name, each in shown.items() if each is not None and each.seq in seqs)
 
 
-def _rest_of_turn(store: Store, log: Log, event: Event) -> Iterator[Event]:
-    for row in store.walk(log, event.seq + 1):
-        each = Event(row)
-        if each.type in _COPYING_TYPES:
-            yield each
-        if each.run == event.run and each.type in TURN_ENDS:
-            return
-
-
-def _is_copy(each: Event, source: Event) -> bool:
-    """Whether an event of the same turn holds a text of another one, or a piece of it."""
-    calls = {part.get("id") for part in source.data.get("message", {}).get("parts", ())}
-    if each.type in ("tool.called", "approval.requested") and each.data.get("call_id") in calls:
-        return True
-    theirs = [text for text in _payload_strings(source) if len(text) >= MIN_SHARED_BYTES]
-    mine = [text for text in _payload_strings(each) if len(text) >= MIN_SHARED_BYTES]
-    return any(one in two or two in one for one in mine for two in theirs)
-
-
-def _summaries_over(store: Store, log: Log, low: int, high: int) -> list[Event]:
-    """The summaries in a log that cover any event from `low` to `high`."""
+def _summaries_over(store: Store, log: Log, ranges: Ranges) -> list[Event]:
+    """The summaries in a log that cover any event of the ranges."""
     found = []
-    for row in store.read(log, log.base + 1, types=["summary.added"]):
-        each = Event(row)
-        if not each.erased and any(first <= high and last >= low for first, last in each.data.get("covers", ())):
+    for each in map(Event, store.read(log, log.base + 1, types=["summary.added"])):
+        covers = () if each.erased else each.data.get("covers", ())
+        if any(first <= high and last >= low for first, last in covers for low, high in ranges):
             found.append(each)
     return found
 
 
-def _payload_strings(event: Event) -> list[bytes]:
-    """The strings of a payload as they would stand inside another one."""
-    found: list[bytes] = []
-    waiting: list[Any] = [event.data]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += [each for name, each in value.items() if name not in _STRUCTURAL]
-        elif isinstance(value, list):
-            waiting += value
-        elif isinstance(value, str) and len(value) >= MIN_SEARCHED_LENGTH:
-            found.append(orjson.dumps(value)[1:-1])
-    return found
-
-
-def _prompts_with(store: Store, log: Log, texts: list[bytes], seq: int) -> set[str]:
-    """Stored prompts (instructions, facts, state) that repeat one of the texts."""
+def _prompts_with(store: Store, log: Log, repetition: Repetition, seq: int) -> set[str]:
+    """Stored prompts whose instructions, facts, state or memories repeat the text."""
+    origin = repetition.events[0]
+    texts = set(repetition.pieces)
+    if origin.type in NAMING_TYPES:  # prompts are made of these values, so a short one counts too
+        texts |= {text for text in find_texts(origin) if len(text) >= MIN_SEARCHED_LENGTH}
     found: set[str] = set()
     looked: set[str] = set()
-    for row in store.read(log, max(seq, log.base) + 1, types=["model.called"]):
+    for row in store.read(log, max(seq, log.base) + 1, types=["model.called"]) if texts else ():
         digest = Event(row).data.get("context")
         if digest is None or digest in looked:
             continue
         looked.add(digest)
         data = store.blob_of_number(log.number, digest)
-        if data is not None and any(text in data for text in texts):
+        if data is not None and any(text in section for section in codec.decode(data)["system"] for text in texts):
             found.add(digest)
     return found
 
@@ -294,8 +257,3 @@ def _own_blobs(store: Store, log: Log, erased: list[Event]) -> set[str]:
             if row.seq not in gone:
                 wanted -= set(blobs_of_event(Event(row)))
     return wanted
-
-
-def _is_value_of(store: Store, log: Log, name: str, seq: int) -> bool:
-    event = store.lookup(log, name)
-    return event is not None and event.seq == seq
