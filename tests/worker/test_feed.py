@@ -103,3 +103,27 @@ async def test_a_reader_that_falls_behind_reads_the_log_itself(monkeypatch: Any)
     assert seen == list(range(2, session.head + 1))
     assert len(tail.items) == 5
     await feed.close()
+
+
+async def test_a_tail_forgets_what_was_redacted() -> None:
+    store = MemoryStore()
+    session = Session("s", store=store)
+    feed = await open_feed(store, poll=60)
+    tail = await feed.open_tail(store, session.log)
+    waiting = follow_tail(feed, tail, session.head, 0)
+    secret = session.add_message(Message.user("a secret"))
+    feed.publish_delta(session.log, make_delta("a secret"), secret, 1)
+    last = session.add_message(Message.user("harmless"))
+    feed.notify_append(session.log)
+    assert [item.seq for item in await anext(waiting)] == [secret, secret, last]
+    session.redact(secret, reason="a slip")
+    feed.notify_append(session.log)
+    assert [item.seq for item in await anext(waiting)] == [last + 1]  # a reader that has them gets nothing twice
+    found: list[TailItem] = []
+    async for items in follow_tail(feed, tail, 0, 0):
+        found += items
+        if found[-1].seq == session.head:
+            break
+    assert [item.seq for item in found] == [1, secret, last, last + 1]
+    assert [item.seq for item in found if item.event is None or item.event.erased] == [secret]
+    await feed.close()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError
+from holdfast.log.chain import ERASING_TYPES
 from holdfast.log.events import Event, Row
 from holdfast.stores.base import Log, Store
 from holdfast.turn.stream_events import StreamEvent
@@ -134,9 +135,16 @@ class Tail:
         for row in rows:
             if row.seq != self.last + 1:
                 continue  # it is here already
+            if row.type in ERASING_TYPES:
+                self._forget_items()
             self.last = row.seq
             self._append_item(TailItem(row.seq, 0, Event(row), None))
             self._release_deltas()
+
+    def _forget_items(self) -> None:
+        """Hold none of the items so far: some of their texts were erased in the log, where readers find the rest."""
+        self.start, self.base, self._bytes = self.end, self.last, 0
+        self.items.clear()
 
     def _release_deltas(self) -> None:
         while self._early_deltas and self._early_deltas[0].after <= self.last:
