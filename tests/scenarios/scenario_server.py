@@ -193,6 +193,9 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
     "the agent's own output class stays at the server: its answers are JSON, unless json() names a class": (
         "test_invalid_output_is_repaired_by_asking_again",
     ),
+    "a server checks an answer by the JSON Schema of a class, not by its validators": (
+        "test_a_rejected_answer_of_a_callers_class_is_no_difference",
+    ),
     "a function cannot travel to a server": (
         "test_a_function_is_a_strategy",
         "test_a_function_cannot_split_an_exchange_or_drop_the_opening",
@@ -211,6 +214,7 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
     "flows are not served by name yet": (
         "test_every_agent_of_a_flow_may_have_a_memory",
         "test_the_reply_of_a_call_is_found_among_parallel_agents",
+        "test_a_flow_whose_tools_keep_state_is_no_difference",
     ),
     "entities are not served": (
         "test_an_entity_has_one_writer_at_a_time",
@@ -221,6 +225,7 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
     ),
     "temp stays with the client, so tools at the server do not see it": (
         "test_temp_is_there_for_one_run_and_gone_after_it",
+        "test_temp_state_is_no_difference",
     ),
     "an asyncio.Event of the test's loop is set by a tool, which runs in another loop at the server": (
         "test_a_cancelled_task_cancels_the_turn_and_frees_the_session",

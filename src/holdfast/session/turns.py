@@ -11,25 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.concurrency import off_thread, property_twin, twin
-from holdfast.errors import AgentError, Conflict, InvalidArgument, SessionBusy
-from holdfast.log.events import MESSAGE_TYPES, Draft, Event
+from holdfast.errors import Conflict, InvalidArgument, SessionBusy
+from holdfast.log.events import Draft
 from holdfast.log.messages import Message
 from holdfast.log.view import decode_view
 from holdfast.policy.budget import Budget
 from holdfast.prompt.session_cache import SessionCache
 from holdfast.session.call_options import CallOptions, model_options, refuse_unknown_options
 from holdfast.session.open_streams import OpenStreams
-from holdfast.stores.messages import message_of
 
 if TYPE_CHECKING:
     from asyncio import Task
 
     from holdfast.agent_base import BaseAgent
     from holdfast.models.base import Usage
-    from holdfast.plan import Plan
     from holdfast.schema.output import OutputShape
     from holdfast.stores.base import Log, Store
-    from holdfast.turn.replay import Difference, RecordedTurn, Replay
+    from holdfast.turn.replay import Replay
     from holdfast.turn.response import Response
     from holdfast.turn.runtime import TurnRuntime
     from holdfast.turn.stream_events import StreamEvent
@@ -69,6 +67,8 @@ class TurnMethods:
     cache: SessionCache
     if TYPE_CHECKING:
 
+        @classmethod
+        def on_log(cls, store: Store, log: Log, agent: BaseAgent | None = None) -> Self: ...
         @property
         def status(self) -> str: ...
         def _change_status(self, type: str, reason: str | None, actor: str | None) -> None: ...
@@ -225,53 +225,29 @@ class TurnMethods:
     # -- replay ----------------------------------------------------------------------------------------------------
 
     def replay(self, agent: BaseAgent | None = None) -> Replay:
-        """Run the finished turns again in a fork, with the recorded replies of the model and results of the tools.
+        """Run the finished turns again, each in a fork from before that turn, with the recorded replies of the model
+        and results of the tools.
 
         No model is called and no tool runs. The result names the first difference between the record and the turns as
-        this agent would run them.
+        this agent would run them, and has the fork of that turn; without a difference, the fork of the last turn.
         """
-        from holdfast.turn.replay import Replay, find_finished_turns
+        from holdfast.turn.recorded_turn import copy_log, find_finished_turns, replay_turn
+        from holdfast.turn.replay import Replay
 
         store, log = self.store, self.log
         rows = list(store.walk(log, 1, store.head(log).head))
-        messages = {row.seq: message_of(store, log, row) for row in rows if row.type in MESSAGE_TYPES}
-        turns = find_finished_turns([Event(row) for row in rows], messages)
+        turns = find_finished_turns(store, log, rows)
         if not turns:
             return Replay(turns=0, first_difference=None, session=None)
-        fork = self.fork(at=turns[0].first - 1)
-        plan = self._agent_or_default(agent).plan()
-        difference = None
-        for number, turn in enumerate(turns, 1):
-            difference = fork._replay_turn(number, turn, plan)
-            if difference is not None:
+        plan, copy = self._agent_or_default(agent).plan(), self.on_log(*copy_log(store, log, rows))
+        last = len(turns)
+        for number, turn in enumerate(turns[:-1], 1):  # in a copy: these forks are of no use afterwards
+            if replay_turn(copy.fork(at=turn.first - 1), number, turn, plan) is not None:
+                last = number
                 break
+        fork = self.fork(at=turns[last - 1].first - 1)
+        difference = replay_turn(fork, last, turns[last - 1], plan)
         return Replay(turns=len(turns), first_difference=difference, session=fork)
-
-    def _replay_turn(self, number: int, turn: RecordedTurn, plan: Plan) -> Difference | None:
-        from holdfast.turn.drivers import drive
-        from holdfast.turn.replay import find_difference
-        from holdfast.turn.runtime import TurnRuntime
-        from holdfast.turn.start import begin_turn
-
-        schema = turn.options.get("schema")
-        runtime = TurnRuntime(
-            self.store,
-            self.log,
-            plan,
-            session=self,
-            shape=None if schema is None else _output_shape(schema),
-            options={name: value for name, value in turn.options.items() if name != "schema"},
-            substitute=turn.substitute,
-        )
-        before = self.store.head(self.log).head
-        opening = begin_turn(runtime, turn.question)
-        assert opening is not None, "no other process knows this fork"
-        try:
-            last_response(drive(runtime, opening))
-        except AgentError:
-            pass  # the log of the fork records how the turn ended, and the comparison reads it there
-        replayed = [Event(row) for row in self.store.read(self.log, before + 1)]
-        return find_difference(number, turn.events, [event for event in replayed if event.run == runtime.run])
 
     replay_async = twin(replay)
 
