@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Interrupt, Memory, Message, Session, ToolContext, tool
+from holdfast import Agent, Interrupt, Memory, Message, Session, ToolContext, interrupt, tool
 from holdfast.errors import AgentError, Conflict, SessionHeld, TurnOpen
 from holdfast.flow import ParallelAgent, Router, SequentialAgent
 from holdfast.log.events import VERSIONS, Draft, Event
@@ -62,6 +62,12 @@ def read_page(name: str) -> str:
 
 
 @tool
+def ask_for_card() -> str:
+    """Ask a person for a card."""
+    return f"the card is {interrupt('Which card?')['card']}"
+
+
+@tool
 def ask_person(card: str, ctx: ToolContext) -> str:
     """Ask a person."""
     if not ctx.state.get("asked"):
@@ -97,19 +103,26 @@ def run_approval(store: Store, id: str) -> Session:
     return session
 
 
-def run_edited_approval(store: Store, id: str) -> Session:
-    agent = make_agent(call("pay", {"card": "mine", "cents": 5}), CANARY, tools=[pay])
-    session = agent.session(id, store=store)
-    session.run(make_question())
-    session.approve(session.pending[0].call_id, arguments={"card": CANARY, "cents": 4})
-    session.resume()
-    return session
-
-
 def run_denial(store: Store, id: str) -> Session:
     session = make_agent(call("pay", {"card": "mine", "cents": 5}), CANARY, tools=[pay]).session(id, store=store)
     session.run("Pay.")
     session.deny(session.pending[0].call_id, f"{CANARY} is blocked")
+    session.resume()
+    return session
+
+
+def run_edited_call(store: Store, id: str) -> Session:
+    session = make_agent(call("pay", {"card": "mine", "cents": 5}), CANARY, tools=[pay]).session(id, store=store)
+    session.run("Pay.")
+    session.approve(session.pending[0].call_id, arguments={"card": CANARY, "cents": 6})
+    session.resume()
+    return session
+
+
+def run_answer(store: Store, id: str) -> Session:
+    session = make_agent(call("ask_for_card", {}), CANARY, tools=[ask_for_card]).session(id, store=store)
+    session.run("Pay.")
+    session.answer(session.pending[0].call_id, {"card": CANARY})
     session.resume()
     return session
 
@@ -265,14 +278,16 @@ def run_parallel(store: Store, id: str) -> Session:
 
 Scene = Callable[[Store, str], Session]
 SCENES: list[Scene] = [
-    run_tools, run_approval, run_edited_approval, run_denial, run_interrupt, run_handoff, run_agent_as_tool, run_rejected_output,
-    run_unaccepted_output, run_failure, run_retry, run_notes, run_title, run_long_result, run_summary, run_numbers,
+    run_tools, run_approval, run_denial, run_edited_call, run_answer, run_interrupt, run_handoff, run_agent_as_tool,
+    run_rejected_output, run_unaccepted_output, run_failure, run_retry, run_notes, run_title, run_long_result,
+    run_summary, run_numbers,
 ]  # fmt: skip
 LOCAL_SCENES: list[Scene] = [run_cancelled_stream, run_extract, run_parallel]
 # Types of events that no turn writes with a text of the conversation.
 TEXTLESS = {
     "session.created", "session.forked", "session.imported", "session.paused", "session.resumed", "session.closed",
-    "session.archived", "session.reopened", "session.held", "session.released", "session.restored", "session.erased", "event.redacted",
+    "session.archived", "session.reopened", "session.held", "session.released", "session.erased", "session.restored",
+    "event.redacted",
     "retention.set", "message.queued", "run.dropped", "state.deleted", "fact.removed", "view.cleared", "view.rewound",
     "view.restored", "view.pruned", "view.compacted", "view.unpruned", "turn.finished", "turn.interrupted",
     "turn.waiting", "turn.resumed", "turn.reopened", "turn.parked", "model.called", "model.interrupted",
@@ -419,16 +434,18 @@ def test_memories_that_repeat_a_redacted_reply_go_too(store: Store) -> None:
 
 
 def test_short_arguments_go_by_the_id_of_their_call(store: Store) -> None:
-    @tool
+    @tool(approval="always")
     def note_pin(pin: str) -> str:
         """Note a pin."""
         return "noted"
 
-    for type in ("model.replied", "tool.called"):
-        session = make_agent(call("note_pin", {"pin": "4711"}), "done", tools=[note_pin]).session(store=store)
+    for type in ("model.replied", "approval.requested", "approval.decided", "reply.edited", "tool.called"):
+        session = make_agent(call("note_pin", {"pin": "~pq~"}), "done", tools=[note_pin]).session(store=store)
         session.run("Note it.")
+        session.approve(session.pending[0].call_id, arguments={"pin": "~rs~"})
+        session.resume()
         session.redact(session.events(types=type)[0].seq, reason="a slip")
-        assert "4711" not in session.export()
+        assert [pin for pin in ("~pq~", "~rs~") if pin in session.export()] == [], type
 
 
 def test_the_reply_of_a_call_is_found_among_parallel_agents(store: Store) -> None:

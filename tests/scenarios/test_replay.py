@@ -276,6 +276,15 @@ def test_what_a_person_decided_is_no_difference(store: Store) -> None:
     check_same(session, agent, 2)
 
 
+def test_arguments_that_a_person_chose_are_no_difference(store: Store) -> None:
+    agent = make_agent(call("pay", {"cents": 500}), "paid", tools=[pay])
+    session = agent.session(store=store)
+    session.run("q1")
+    session.approve(session.pending[0].call_id, arguments={"cents": 5})
+    session.resume()
+    check_same(session, agent, 1)
+
+
 def test_extracted_facts_and_state_are_no_difference(store: Store) -> None:
     agent = make_agent(
         "one", "two", extract=lambda response: {"facts": [f"it is {response.text}"], "last": response.text}

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.log.chain import ERASING_TYPES
 from holdfast.log.event_texts import find_texts, texts_in
-from holdfast.log.events import Event
+from holdfast.log.events import Event, message_data
 from holdfast.log.view import TURN_ENDS
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
 
 MIN_PIECE_BYTES = 8  # a shorter text stands in others by chance
-_CALL_TYPES = ("tool.called", "approval.requested")  # they repeat the arguments of a call in a reply
+_REPLY_TYPES = ("model.replied", "reply.edited")
 _RUN_STARTS = ("turn.started", "turn.reopened")
 _RUN_ENDS = (*TURN_ENDS, "run.dropped")
 
@@ -45,21 +45,20 @@ def find_repetition(store: Store, log: Log, event: Event, *, reader: Log) -> Rep
     `log` holds the event and may be deleted; `reader` is a living log that shares the event, or the same log.
     """
     turn = _read_turn(store, log, event, reader)
-    origins = [event, *_find_reply(turn, event)]
+    origins = [event, *_find_replies(turn, event)]
     sources = [text for each in origins for text in _find_texts(store, log, each)]
     texts = {each.seq: _find_texts(store, log, each) for each in turn}
     pieces = {text for each in (sources, *texts.values()) for text in each if _is_piece(text, sources)}
     found = Repetition(events=list(origins), pieces=frozenset(pieces), turn=frozenset(texts))
-    seqs = {each.seq for each in origins}
-    call_ids = {part.get("id") for each in origins for part in each.data.get("message", {}).get("parts", ())}
+    seqs, calls = {each.seq for each in origins}, {id for each in origins for id in _calls_in(each)}
     first = min(seqs)
     if any(each.type == "turn.started" and each.seq == first - 1 for each in turn):
         first -= 1  # a turn and its question are appended together: the options of the caller may repeat the question
     for each in turn:
         if each.erased or each.seq in seqs or each.type in ERASING_TYPES:
             continue  # the record of an erasure vouches for tombstones, so it stays
-        is_same_call = each.type in _CALL_TYPES and each.data.get("call_id") in call_ids
-        if is_same_call or (each.seq >= first and found.is_in([*texts[each.seq], *find_texts(each, keys=True)])):
+        repeats = each.seq >= first and found.is_in([*texts[each.seq], *find_texts(each, keys=True)])
+        if repeats or not calls.isdisjoint(_calls_in(each)):
             found.events.append(each)
     return found
 
@@ -75,17 +74,18 @@ def _find_texts(store: Store, log: Log, event: Event) -> list[str]:
     return find_texts(event) + ([] if data is None else texts_in(data.decode(errors="replace")))
 
 
-def _find_reply(turn: list[Event], call: Event) -> list[Event]:
-    """Return the reply that holds the arguments of a call, if the event records a call."""
-    if call.type not in _CALL_TYPES:
-        return []
-    return [
-        each
-        for each in turn
-        if each.type in ("model.replied", "reply.edited")
-        and not each.erased
-        and any(part.get("id") == call.data.get("call_id") for part in each.data["message"].get("parts", ()))
-    ]
+def _calls_in(event: Event) -> set[str]:
+    """Return the ids of the calls whose arguments an event holds: a reply, an intent, a request or a decision."""
+    if event.type in _REPLY_TYPES:
+        return {part["id"] for part in message_data(event).get("parts", ()) if part["type"] == "tool_call"}
+    return {event.data["call_id"]} if {"call_id", "arguments"} <= event.data.keys() else set()
+
+
+def _find_replies(turn: list[Event], event: Event) -> list[Event]:
+    """Return the other replies that hold the arguments of a call that the event holds: they are one record."""
+    calls = _calls_in(event)
+    replies = [each for each in turn if each.type in _REPLY_TYPES and each.seq != event.seq]
+    return [each for each in replies if not calls.isdisjoint(_calls_in(each))]
 
 
 def _read_turn(store: Store, log: Log, event: Event, reader: Log) -> list[Event]:

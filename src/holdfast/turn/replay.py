@@ -27,6 +27,7 @@ _IGNORED_TYPES = (
     "tool.called",  # it follows from the reply, and a call that a person denied has none
     "approval.requested",
     "approval.decided",
+    "reply.edited",
     "turn.waiting",
     "turn.resumed",
     "turn.reopened",
