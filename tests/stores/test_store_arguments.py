@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,12 @@ def test_a_server_that_refuses_is_quoted_at_once(
 def test_a_server_without_room_is_waited_for(strict_server: PostgresServer) -> None:
     """The control: that server answers and refuses too, but a connection that ends makes room."""
     dsn = f"postgresql://postgres@127.0.0.1:{strict_server.port}/postgres"
-    crowd = [psycopg.connect(dsn) for _ in range(MAX_CONNECTIONS)]
+    crowd: list[psycopg.Connection[Any]] = []
+    while len(crowd) < MAX_CONNECTIONS:
+        try:
+            crowd.append(psycopg.connect(dsn))
+        except psycopg.OperationalError:  # the server still ends a connection of another test
+            time.sleep(0.05)
 
     class Patience(Clock):
         def sleep(self, seconds: float) -> None:
