@@ -80,6 +80,11 @@ MUTANTS = (
         ("stores.base", "lo, hi = max(first, start), min(last, end)", "lo, hi = max(first, start), last"),
     ),
     mutant(
+        "a closed session takes messages",
+        "random operations",
+        ("stores.append", "if draft.run is None and draft.type in REFUSED_WHEN_ENDED:", "if False:"),
+    ),
+    mutant(
         "a rewind that forgets the state", "random operations", ("session.history", '"state": changed', '"state": {}')
     ),
     mutant(
