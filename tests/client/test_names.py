@@ -17,9 +17,17 @@ from holdfast.session.call_options import CallOptions
 from holdfast.session.facts import Facts
 
 # What belongs to where sessions are kept: a client opens, lists and imports.
-OF_THE_STORE = {"store", "on_log", "open", "list", "import_", "from_dict", "erase_user"}
+OF_THE_STORE = {"store", "on_log", "open", "list", "import_", "from_dict", "erase_user", "sweep"}
 OF_THE_STORE |= {"waiting", "waiting_async"}
-OF_THE_STORE |= {"create_async", "open_async", "list_async", "import_async", "from_dict_async", "erase_user_async"}
+OF_THE_STORE |= {
+    "create_async",
+    "open_async",
+    "list_async",
+    "import_async",
+    "from_dict_async",
+    "erase_user_async",
+    "sweep_async",
+}
 # What other packages of holdfast call, and users do not.
 INTERNAL = {"prune_if_due", "in_turn"}
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.prompt.session_cache import SessionCache
     from holdfast.stores.base import Log, SessionStore, Store
     from holdfast.stores.repetition import Repetition
+    from holdfast.worker.sweep import SweepReport
 
 PAGE = 200
 _CALL_TYPES = ("tool.called", "tool.returned")  # the question to an agent that is called as a tool, and its answer
@@ -46,7 +47,8 @@ class Erased:
 
 
 class ComplianceMethods:
-    """The compliance methods of `Session`: `retention`, `hold`, `release`, `held`, `redact`, `erase`, `erase_user`."""
+    """The compliance methods of `Session`: `retention`, `hold`, `release`, `held`, `redact`, `erase`, `erase_user`,
+    `sweep`."""
 
     store: Store
     log: Log
@@ -184,6 +186,19 @@ class ComplianceMethods:
                 removed.append(kind)
         return Erased(sessions=ids, events=events, user_state="user" in removed, memories=USER_MEMORY in removed)
 
+    @classmethod
+    def sweep(
+        cls, store: Store | SessionStore | str | None = None, *, dry_run: bool = False, batch: int = 200
+    ) -> SweepReport:
+        """Apply retention to every session that is due: archive it, or purge it. Returns what was done.
+
+        `store` is an object, a URL, or None for the configured store. A dry run changes nothing and returns what would
+        be done. A server does the same every minute.
+        """
+        from holdfast.worker.sweep import sweep  # imported late: most programs sweep from the command line
+
+        return sweep(store, dry_run=dry_run, batch=batch)
+
     def _forget_memories(self, gone: Mapping[int, Iterable[int] | None], repetition: Repetition | None = None) -> None:
         """Remove the memories that came from these events, by the number of their log; None means all its events. Also
         those that came from the turn of a redacted event and repeat its text."""
@@ -210,6 +225,7 @@ class ComplianceMethods:
     hold_async = twin(hold)
     release_async = twin(release)
     erase_user_async = class_twin(erase_user)
+    sweep_async = class_twin(sweep)
     redact_async = twin(redact)
     erase_async = twin(erase)
 

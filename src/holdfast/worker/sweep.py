@@ -29,9 +29,10 @@ from holdfast.log.events import Draft
 from holdfast.log.view import decode_view
 from holdfast.policy.retention import Retention, SweepDecision, SweepState, decide_sweep
 from holdfast.stores.append import Head
-from holdfast.stores.base import Log, Store, TenantLog
+from holdfast.stores.base import Log, SessionStore, Store, TenantLog
 from holdfast.stores.lease import Claim, encode_holder, lease_seconds
 from holdfast.stores.lease_renewal import Renewal, report_takeover
+from holdfast.stores.urls import open_store
 
 BATCH = 200
 PAUSE_FACTOR = 2.0  # length of a pause, in times of the act before it
@@ -73,7 +74,7 @@ class SweepReport:
 
 
 def sweep(
-    store: Store,
+    store: Store | SessionStore | str | None = None,
     *,
     dry_run: bool = False,
     batch: int = BATCH,
@@ -81,8 +82,10 @@ def sweep(
 ) -> SweepReport:
     """Apply retention to every session that is due, in batches, and return what was done.
 
-    Covers every tenant if the store is bound to none. A dry run changes nothing and returns what would be done.
+    `store` is an object, a URL, or None for the configured store. Covers every tenant if the store is bound to none. A
+    dry run changes nothing and returns what would be done.
     """
+    store = open_store(store)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidArgument(f"batch={batch!r}: use a whole number above 0")
     report = SweepReport(dry_run=dry_run)
