@@ -29,6 +29,7 @@ SAMPLES: dict[str, Callable[[], AgentError]] = {
     "BodyTooLarge": lambda: errors.BodyTooLarge(100, "lines"),
     "BudgetExceeded": lambda: errors.BudgetExceeded("dollars", used=1.5, limit=1.0),
     "Conflict": lambda: errors.Conflict("s-1", expected=3, head=4, name="color"),
+    "EventsLost": lambda: errors.EventsLost("s-1", expected=7, head=6, lost=5),
     "FileRefused": lambda: errors.FileRefused("a/../b", "'..' is not allowed"),
     "HandoffLoop": lambda: errors.HandoffLoop("sales", "support"),
     "ImmutableSession": lambda: errors.ImmutableSession("delete", until=1_700_000_000_000_000, ttl_days=3.5),

@@ -8,8 +8,9 @@ AgentError
 │  │  MissingUser, MissingState, InvalidTool, BadArguments
 │  └─ MissingUser: MissingApp
 ├─ SessionError: SessionNotFound, SessionExists, SessionMismatch, Conflict, ViewChanged, StaleEpoch, SessionBusy,
-│     KeyReused, LifecycleError, TurnOpen, QueueFull, NothingToRetry, NothingPending, ApprovalPending,
-│     ImmutableSession, SessionHeld, SearchUnavailable
+│  │  KeyReused, LifecycleError, TurnOpen, QueueFull, NothingToRetry, NothingPending, ApprovalPending,
+│  │  ImmutableSession, SessionHeld, SearchUnavailable
+│  └─ Conflict: EventsLost
 ├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, TurnParked, TurnCancelled, RoutingError,
 │     HandoffLoop
 ├─ ToolError: FileRefused, MCPFailed
@@ -181,6 +182,17 @@ class Conflict(SessionError, code="conflict"):
         if name is not None:
             self.name, text = name, f"state {name!r} is not what was expected: read it again and try again"
         super().__init__(text)
+
+
+class EventsLost(Conflict, code="events_lost"):
+    """On a store of four methods, another process saved over the events `lost` to `expected` of this process."""
+
+    def __init__(self, session_id: str, *, expected: int, head: int, lost: int) -> None:
+        self.session_id, self.expected, self.head, self.lost = session_id, expected, head, lost
+        super(Conflict, self).__init__(
+            f"another process saved session {session_id!r} in the same moment, and the events {lost} to {expected} of "
+            "this process are lost: open it again, and repeat what is missing"
+        )
 
 
 class ViewChanged(SessionError, code="view_changed"):

@@ -1,9 +1,12 @@
-"""A user's own store, as small as it gets."""
+"""Stores of a user's own, as small as they get."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from holdfast.stores import SessionStore
 
@@ -26,3 +29,35 @@ class DictStore(SessionStore):
 
     def list_sessions(self) -> list[str]:
         return list(self.kept)
+
+
+class FileStore(SessionStore):
+    """Four methods over a folder, for several processes: a file for each document, replaced as a whole."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def _find_file(self, session_id: str) -> Path:
+        return self.folder / f"{quote(session_id, safe='')}.json"
+
+    def save(self, session_id: str, data: dict[str, Any]) -> None:
+        written = self.folder / f"{os.getpid()}.part"
+        written.write_text(json.dumps(data))
+        written.replace(self._find_file(session_id))
+
+    def load(self, session_id: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self._find_file(session_id).read_text())
+            return found
+        except FileNotFoundError:
+            return None
+
+    def delete(self, session_id: str) -> bool:
+        try:
+            self._find_file(session_id).unlink()
+            return True
+        except FileNotFoundError:
+            return False
+
+    def list_sessions(self) -> list[str]:
+        return [unquote(path.stem) for path in self.folder.glob("*.json")]

@@ -213,9 +213,13 @@ def _check_memories(seed: int) -> list[str]:
     if memory.recall("name", user_id="alice"):
         failures.append("a memory outlives the redaction of its source")
     memory.store("city", "Quintessa lives in Bremen", source=session)
+    session.add_message({"role": "user", "content": "I like tea."})
+    memory.ingest_from_session(session, shared=True)
     session.erase(reason="asked", actor="dpo")
     if memory.recall("city", user_id="alice"):
         failures.append("a memory outlives the erasure of its session")
+    if memory.list():
+        failures.append("a shared memory outlives the erasure of its session")
     Session.erase_user("alice", reason="asked", actor="dpo", store=store)
     if memory.list(user_id="alice", app_name="shop"):
         failures.append("memories outlive their user")

@@ -557,4 +557,19 @@ MUTANTS = (
         "memories",
         ("session.compliance", "erase_memories_from(", "(lambda *a: None)("),
     ),
+    mutant(
+        "a change does not read the document first",
+        "shared documents",
+        ("stores.document_store", "self._refresh(log)\n            # A", "# A"),
+    ),
+    mutant(
+        "events that were saved over are forgotten",
+        "shared documents",
+        ("stores.document_store", "if common < kept.head.head:", "if False:"),
+    ),
+    mutant(
+        "an erasure does not reach shared memories",
+        "memories",
+        ("memory.memory_log", "[(user_id, app_name), (None, app_name), (None, None)]", "[(user_id, app_name)]"),
+    ),
 )

@@ -34,10 +34,12 @@ from holdfast.policy.pruning import strategy_of
 from holdfast.prompt.compaction import plan_prune
 from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
+from holdfast.stores.document_store import DocumentStore
 from holdfast.stores.erasure import plan_redaction
 from holdfast.stores.lease import Claim, encode_holder
 from holdfast.testing import error
 from holdfast.worker.sweep import sweep
+from tests.kit.documents import DictStore
 from tests.kit.power_loss import survey_crashes
 from tests.proofs.audit import RawSQLite, check_alteration, check_altered_export, open_databases
 from tests.proofs.models import (
@@ -425,6 +427,30 @@ def _send_long_prompt(seed: int) -> list[str]:
     return found + ([] if len(asked) == 2 else [f"asked {len(asked)} times"])
 
 
+def _share_documents(seed: int) -> list[str]:
+    """Two processes on a four-method store: a change keeps what the other one saved, and a loss is reported."""
+
+    class RacingStore(DictStore):
+        between: Callable[[], object] | None = None
+
+        def save(self, session_id: str, data: dict[str, Any]) -> None:
+            between, self.between = self.between, None
+            if between is not None:
+                between()
+            super().save(session_id, data)
+
+    documents = RacingStore()
+    one = Session("s", store=DocumentStore(documents))
+    two = Session.open("s", store=DocumentStore(documents))
+    for number, session in enumerate((one, two, one, two)):
+        session.add_message(Message.user(f"message {number}"))
+    left = len(Session.open("s", store=DocumentStore(documents)))
+    found = [] if left == 4 else [f"{left} of 4 messages are left"]
+    documents.between = lambda: one.add_message(Message.user("lost"))
+    two.add_message(Message.user("won"))
+    return found + _expect_refusal(Conflict, lambda: one.add_message(Message.user("next")))
+
+
 @contextmanager
 def _open_stores() -> Iterator[list[Store]]:
     with make_directory() as home, SQLiteStore(home / "log.db") as sqlite:
@@ -452,4 +478,5 @@ DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "sealed payloads": _move_sealed_payloads,
     "remains of redaction": _find_remains,
     "long prompts": _send_long_prompt,
+    "shared documents": _share_documents,
 }

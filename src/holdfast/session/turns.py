@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from holdfast.concurrency import off_thread, property_twin, twin
-from holdfast.errors import Conflict, InvalidArgument, SessionBusy
+from holdfast.errors import Conflict, EventsLost, InvalidArgument, SessionBusy
 from holdfast.log.events import Draft
 from holdfast.log.messages import Message, read_question
 from holdfast.log.view import decode_view
@@ -289,7 +289,8 @@ class TurnMethods:
 
 
 class _RetryBeforeLease:
-    """Swallows a conflict that happens before the turn has its lease: another process took it first, so try again."""
+    """Swallows a conflict that happens before the turn has its lease: another process took it first, so try again.
+    Events that were lost are for the caller."""
 
     def __init__(self, runtime: TurnRuntime) -> None:
         self._runtime = runtime
@@ -298,7 +299,9 @@ class _RetryBeforeLease:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, Conflict | SessionBusy) and self._runtime.renewal is None
+        if kind is None or issubclass(kind, EventsLost):
+            return False
+        return issubclass(kind, Conflict | SessionBusy) and self._runtime.renewal is None
 
 
 class BusyWait:

@@ -1,9 +1,13 @@
-"""Logs on top of a user's own store of documents: the four methods of `SessionStore`, within one process.
+"""Logs on top of a user's own store of documents: the four methods of `SessionStore`.
 
-Every change loads nothing and saves one document, which holds the view and the whole log beside it; so the cost of a
-change grows with the session, which is what such a store offers. Leases, fencing and atomic updates hold within this
-process only. A fork is a copy. What is no session (user and app state, entities) lives under ids that begin with
-`holdfast:`, hidden from listings. Key values are in the memory of this process and end with it.
+Every change loads the document and saves it again. The document holds the view and the whole log beside it, so the cost
+of a change grows with the session, which is what such a store offers. A change is made on top of what another process
+saved before. Four methods cannot save on the condition that nothing was saved since the load: of two processes that
+save in the same moment the later one wins, and the other one gets a `Conflict` (`EventsLost`) with its next change.
+
+Leases are in the memory of this process. The epoch is in the document, so a process whose turn was taken over is fenced
+out. A fork is a copy. What is no session (user and app state, entities) lives under ids that begin with `holdfast:`,
+hidden from listings. Key values are in the memory of this process and end with it.
 """
 
 from __future__ import annotations
@@ -11,21 +15,23 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, decode_ulid, encode_ulid
 from holdfast.diagnostics import SLOW_SECONDS, report_slow_store
-from holdfast.errors import InvalidId, StoreUnavailable
+from holdfast.errors import EventsLost, InvalidArgument, InvalidId, SessionNotFound, StoreUnavailable
 from holdfast.log.events import Draft, Row
 from holdfast.log.messages import Limits
-from holdfast.stores.append import AppendBatch, Head, IdempotencyRecord, RetentionRow
+from holdfast.stores.append import AppendBatch, AppendResult, Head, IdempotencyRecord, RetentionRow
 from holdfast.stores.base import Fork, Info, Log, SessionStore, TenantLog
 from holdfast.stores.documents import VERSION, document_of, restore_document
 from holdfast.stores.erasure import ErasurePlan
+from holdfast.stores.lease import Claim
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.memory_reads import LogInMemory
 
 HIDDEN_PREFIX = "holdfast:"
+BYTES_HINT = ": if it holds a Redis client, make that client with decode_responses=True"
 
 
 class DocumentStore(MemoryStore):
@@ -34,6 +40,8 @@ class DocumentStore(MemoryStore):
     def __init__(self, documents: SessionStore, *, clock: Clock = SYSTEM_CLOCK, limits: Limits | None = None) -> None:
         super().__init__(clock=clock, limits=limits)
         self.documents = documents
+        # By the number of a log: the error about lost events, and whether a caller got it already.
+        self._losses: dict[int, tuple[EventsLost, bool]] = {}
 
     def __repr__(self) -> str:
         return f"DocumentStore({self.documents!r})"
@@ -47,7 +55,84 @@ class DocumentStore(MemoryStore):
             return id
         return f"{HIDDEN_PREFIX}{quote(self.tenant, safe='')}:{kind}:{id}"
 
+    # -- the documents of other processes --------------------------------------------------------------------------
+
+    def _load(self, kind: str, id: str) -> dict[str, Any] | None:
+        try:
+            document = self.documents.load(self._document_id(kind, id))
+        except Exception as error:
+            raise StoreUnavailable(f"load() of {self.documents!r} failed ({error!r}){_hint_at_bytes(error)}") from error
+        if document is not None and not isinstance(document, dict):
+            raise InvalidArgument(
+                f"load() of {self.documents!r} gave {type(document).__name__}: return the dict that was saved, or None"
+            )
+        return document
+
+    def _catch_up(self, kept: LogInMemory, document: dict[str, Any] | None) -> bool:
+        """Take over what another process saved; False if the document is gone or is another log now.
+
+        Events of this process that are not in the document any more were saved over: that is a loss, which the next
+        change or opening of the session reports.
+        """
+        if document is None:
+            self._drop(kept)
+            return False
+        packed = document.get("log")
+        if packed is None:  # saved by hand, as to_dict() gives it
+            self._overwrite_log(kept.log, document)
+            return True
+        if packed["hash"] == kept.head.hash.hex() and packed["epoch"] == kept.head.epoch:
+            return True
+        if packed["uid"] != kept.log.uid:
+            self._drop(kept)
+            return False
+        fresh = _unpack_log(packed, kept.log.kind, kept.log.id, kept.tenant)
+        common = _count_common_rows(kept, fresh)
+        if common < kept.head.head:
+            loss = EventsLost(kept.log.id, expected=kept.head.head, head=fresh.head.head, lost=common + 1)
+            self._losses[kept.log.number] = loss, False
+        if fresh.head.epoch == kept.head.epoch:
+            fresh.lease = kept.lease
+        vars(kept).update(vars(fresh))
+        return True
+
+    def _refresh(self, log: Log) -> None:
+        """Read the document of a log before it is changed."""
+        kept = self._require_log(log)
+        document = self._load(log.kind, log.id)
+        if not self._catch_up(kept, document):
+            if document is None:
+                raise SessionNotFound(log.id)
+            # The id was freed and used again, or two processes created it in the same moment.
+            raise EventsLost(log.id, expected=kept.head.head, head=document["log"]["head"], lost=1)
+
     # -- writing ---------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        log: Log,
+        drafts: Sequence[Draft],
+        *,
+        once: str | None = None,
+        epoch: int | None = None,
+        expected: int | None = None,
+        claim: Claim | None = None,
+        release: bool = False,
+    ) -> AppendResult:
+        with self._memory.lock:
+            self._refresh(log)
+            # A caller that compares heads reads again. One that begins a turn must not: its session object holds a
+            # part of the history that is lost.
+            if log.number in self._losses and (expected is None or claim is not None):
+                loss, _ = self._losses[log.number]
+                self._losses[log.number] = loss, True
+                raise EventsLost(log.id, expected=loss.expected, head=loss.head, lost=loss.lost)
+            return super().append(log, drafts, once=once, epoch=epoch, expected=expected, claim=claim, release=release)
+
+    def apply_erasure(self, log: Log, drafts: Sequence[Draft], burial: ErasurePlan) -> AppendResult:
+        with self._memory.lock:
+            self._refresh(log)
+            return super().apply_erasure(log, drafts, burial)
 
     def _commit(self, kept: LogInMemory, batches: Iterable[AppendBatch]) -> None:
         before = _copy_log(kept)
@@ -69,12 +154,19 @@ class DocumentStore(MemoryStore):
 
     def due_for_sweep(self, now: int, *, limit: int) -> list[TenantLog]:
         self._load_all()
+        if not self.tenant:
+            for name in self._list_documents():
+                tenant, _, id = name.removeprefix(HIDDEN_PREFIX).partition(":session:")
+                if name.startswith(HIDDEN_PREFIX) and id and tenant and ":" not in tenant:
+                    self.for_tenant(unquote(tenant))._find_log("session", id)
         return super().due_for_sweep(now, limit=limit)
 
     def schedule_sweep(self, log: Log, due: int | None) -> None:
         with self._memory.lock:
             kept = self._memory.logs.get(log.number)
-            if kept is not None and kept.due != due:
+            if kept is None or not self._catch_up(kept, self._load(log.kind, log.id)):
+                return
+            if kept.due != due:
                 super().schedule_sweep(log, due)
                 self._save(kept)
 
@@ -108,7 +200,7 @@ class DocumentStore(MemoryStore):
         created_at: int | None = None,
     ) -> Log:
         with self._memory.lock:
-            self.find(kind, id)  # so that a name which only the documents know counts as taken
+            self._find_log(kind, id)  # so that a name which only the documents know counts as taken
             if fork is None:
                 return super().create(kind, id, drafts, user_id=user_id, app_name=app_name, created_at=created_at)
             parent = self._require_log(fork.parent)
@@ -127,7 +219,7 @@ class DocumentStore(MemoryStore):
 
     def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
         with self._memory.lock:
-            if self.find(kind, id) is None:
+            if self._find_log(kind, id) is None:
                 return False
             super().remove(kind, id, expected=expected)
             self.documents.delete(self._document_id(kind, id))
@@ -136,27 +228,26 @@ class DocumentStore(MemoryStore):
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def find(self, kind: str, id: str) -> Log | None:
-        """The log of a document, read again at each call, because any process may have written the document."""
-        name = self._document_id(kind, id)
+        """The log of a document, read again at each call, because any process may have written the document. Raises
+        EventsLost once if another process has saved over events of this one."""
+        with self._memory.lock:
+            found = self._find_log(kind, id)
+            loss, is_reported = (None, True) if found is None else self._losses.pop(found.number, (None, True))
+            if loss is not None and not is_reported:
+                raise loss
+            return found
+
+    def _find_log(self, kind: str, id: str) -> Log | None:
         with self._memory.lock:
             known = super().find(kind, id)
-            document = self.documents.load(name)
-            if document is None:
-                if known is not None:
-                    self._drop(self._memory.logs[known.number])
-                return None
-            packed = document.get("log")
-            if packed is None:  # saved by hand, as to_dict() gives it
-                if known is None:
-                    return self._import_document(id, document)
-                self._overwrite_log(known, document)
+            document = self._load(kind, id)
+            if known is not None and self._catch_up(self._memory.logs[known.number], document):
                 return known
-            if known is not None:
-                kept = self._memory.logs[known.number]
-                if packed["hash"] == kept.head.hash.hex() and packed["epoch"] == kept.head.epoch:
-                    return known
-                self._drop(kept)
-            kept = _unpack_log(packed, kind, id, self.tenant)
+            if document is None:
+                return None
+            if document.get("log") is None:  # saved by hand, as to_dict() gives it
+                return self._import_document(id, document)
+            kept = _unpack_log(document["log"], kind, id, self.tenant)
             self._add(kept)
             return kept.log
 
@@ -201,17 +292,39 @@ class DocumentStore(MemoryStore):
         prefix = self._document_id("session", "") if self.tenant else ""
         for name in self._list_documents():
             if name.startswith(prefix) and (self.tenant or not name.startswith(HIDDEN_PREFIX)):
-                self.find("session", name.removeprefix(prefix))
+                self._find_log("session", name.removeprefix(prefix))
 
     def _list_documents(self) -> list[str]:
         with self._memory.lock:  # which refuses a store that was closed
             pass
-        return self.documents.list_sessions()
+        try:
+            found = list(self.documents.list_sessions())
+        except Exception as error:
+            raise StoreUnavailable(
+                f"list_sessions() of {self.documents!r} failed ({error!r}){_hint_at_bytes(error)}"
+            ) from error
+        for name in found:
+            if not isinstance(name, str):
+                hint = BYTES_HINT if isinstance(name, bytes) else ""
+                raise InvalidArgument(f"list_sessions() of {self.documents!r} gave {name!r}: return texts{hint}")
+        return found
 
     def list_sessions(self) -> list[str]:
         if self.tenant:
             return super().list_sessions()
         return [name for name in self._list_documents() if not name.startswith(HIDDEN_PREFIX)]
+
+
+def _hint_at_bytes(error: Exception) -> str:
+    return BYTES_HINT if isinstance(error, TypeError) and "bytes" in str(error) else ""
+
+
+def _count_common_rows(mine: LogInMemory, theirs: LogInMemory) -> int:
+    """How many events two versions of a log have in common. The hash of an event covers all events before it."""
+    count = min(len(mine.rows), len(theirs.rows))
+    while count and mine.rows[count - 1].hash != theirs.rows[count - 1].hash:
+        count -= 1
+    return count
 
 
 def _copy_log(kept: LogInMemory) -> LogInMemory:
