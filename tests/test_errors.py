@@ -33,6 +33,7 @@ SAMPLES: dict[str, Callable[[], AgentError]] = {
     "FileRefused": lambda: errors.FileRefused("a/../b", "'..' is not allowed"),
     "HandoffLoop": lambda: errors.HandoffLoop("sales", "support"),
     "ImmutableSession": lambda: errors.ImmutableSession("delete", until=1_700_000_000_000_000, ttl_days=3.5),
+    "InstructionsFailed": lambda: errors.InstructionsFailed("tone", agent="writer", reason="raised ValueError"),
     "KeyInUse": lambda: errors.KeyInUse("k-1"),
     "KeyReused": lambda: errors.KeyReused("s-1", "k-1"),
     "LifecycleError": lambda: errors.LifecycleError("run", status="closed", legal=["reopen", "archive"]),

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from holdfast.turn.response import Response
 
 
+# A text with placeholders, or a function of the session that gives the text; None for no instructions.
+Instructions = str | Callable[[Session], str | Awaitable[str | None] | None]
+
+
 class Agent(BaseAgent):
     """Who answers in a session.
 
@@ -31,8 +35,9 @@ class Agent(BaseAgent):
     With `handoffs=[billing, tech]` its model can hand the conversation to another agent, which sees all of it and has
     it from then on. With `memory=` what is remembered about the question is put before the model.
 
-    Without a model it is the configured default (`HOLDFAST_MODEL`). `instructions` (or `system`) may name state:
-    "Improve: {draft}". `share_state=["topic", "user:theme"]` shows state to the model, True all of the session scope.
+    Without a model it is the configured default (`HOLDFAST_MODEL`). `instructions` (or `system`) may name state,
+    as in "Improve: {draft}", or be a function of the session that is called in each turn. With
+    `share_state=["topic", "user:theme"]` the model is shown these state values, with True all of the session scope.
     """
 
     @suggest_keywords
@@ -44,8 +49,8 @@ class Agent(BaseAgent):
         tools: object = None,
         name: str | None = None,
         description: str | None = None,
-        instructions: str | None = None,
-        system: str | None = None,
+        instructions: Instructions | None = None,
+        system: Instructions | None = None,
         api_key: str | None = None,
         base_url: str | None = None,
         timeout: float = 120,
@@ -71,6 +76,9 @@ class Agent(BaseAgent):
             raise InvalidArgument(f"max_steps={max_steps!r}: use a whole number above 0")
         self.name, self.description = name, description
         self.instructions = instructions if instructions is not None else system
+        if not (self.instructions is None or isinstance(self.instructions, str) or callable(self.instructions)):
+            found = type(self.instructions).__name__
+            raise InvalidArgument(f"instructions= is a text, or a function of the session that gives one, not {found}")
         self.timeout, self.max_steps = timeout, max_steps
         self.output_key, self.extract = output_key, extract
         self.share_state = () if share_state is None else _shared_names(share_state)

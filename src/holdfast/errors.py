@@ -11,8 +11,8 @@ AgentError
 │  │  KeyReused, LifecycleError, TurnOpen, QueueFull, NothingToRetry, NothingPending, ApprovalPending,
 │  │  ImmutableSession, SessionHeld, SearchUnavailable
 │  └─ Conflict: EventsLost
-├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, TurnParked, TurnCancelled, RoutingError,
-│     HandoffLoop
+├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, InstructionsFailed, TurnParked, TurnCancelled,
+│     RoutingError, HandoffLoop
 ├─ ToolError: FileRefused, MCPFailed
 ├─ StoreError: StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable, StorePoisoned, StoreClosed, UnsafeSQLite,
 │     SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
@@ -340,6 +340,16 @@ class SchemaValidationError(TurnFailed, code="schema_validation", status=502):
     def __init__(self, problem: str, *, text: str, tries: int) -> None:
         self.problem, self.text, self.tries = problem, text, tries
         super().__init__(f"the output is not of the asked shape after {tries} tries: {problem}")
+
+
+class InstructionsFailed(TurnFailed, code="instructions_failed"):
+    """The function that gives an agent its instructions raised an error, or returned something else than a text."""
+
+    def __init__(self, function: str, *, agent: str | None, reason: str) -> None:
+        self.function, self.agent, self.reason = function, agent, reason
+        owner = "" if agent is None else f" of agent {agent!r}"
+        hint = "it must return a str, or None for no instructions"
+        super().__init__(f"the instructions function {function!r}{owner} {reason}: {hint}")
 
 
 class TurnParked(TurnFailed, code="turn_parked", status=409):

@@ -26,7 +26,7 @@ class AgentSpec:
     name: str | None
     model: Model
     tools: Mapping[str, Tool]
-    instructions: str | None
+    instructions: str | Callable[[Any], Any] | None  # text with placeholders, or the user's function of the session
     max_steps: int
     timeout: float
     description: str | None = None

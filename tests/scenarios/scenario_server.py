@@ -217,6 +217,12 @@ NOT_OVER_HTTP: dict[str, tuple[str, ...]] = {
         "test_a_flow_whose_tools_keep_state_is_no_difference",
         "test_a_routing_agent_shows_names_and_descriptions_as_they_are",
         "test_agents_that_share_a_session_share_its_state",
+        "test_each_agent_of_a_flow_is_asked_when_it_begins",
+        "test_parallel_agents_may_have_functions",
+        "test_a_later_agent_whose_function_fails_fails_the_turn",
+        "test_a_router_goes_on_with_the_next_agent",
+        "test_a_routing_agent_may_have_a_function",
+        "test_a_replay_compares_what_a_routing_agent_asks",
     ),
     "entities are not served": (
         "test_an_entity_has_one_writer_at_a_time",

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from holdfast import Agent, Memory, Session
-from holdfast.errors import AgentError, MissingState
-from holdfast.flow import RoutingAgent, SequentialAgent
+import holdfast
+from holdfast import Agent, Memory, Session, tool
+from holdfast.errors import AgentError, InstructionsFailed, InvalidArgument, MissingState, RoutingError
+from holdfast.flow import LoopAgent, ParallelAgent, Router, RoutingAgent, SequentialAgent
 from holdfast.models.base import ModelRequest
 from holdfast.stores.base import Store
-from tests.scenarios.ways import WAYS, Ask, make_ask
+from holdfast.testing import call, error
+from holdfast.testing.crash import Acknowledge, Point, run_in_child
+from tests.proofs.crashes import Opener
+from tests.scenarios.ways import WAYS, Ask, make_ask, make_resume
 
 
 @pytest.fixture(params=WAYS)
@@ -357,3 +364,457 @@ def test_a_redacted_value_leaves_the_stored_prompts_too(store: Store, options: d
     assert session.context(call=called).parts[0].text == "[erased]"
     assert session.context(call=before).parts[0].text != "[erased]"
     assert session.verify()
+
+
+# -- a function of the session -----------------------------------------------------------------------------------------
+
+
+class Count:
+    """Instructions that say how often they were asked for, and remember the sessions."""
+
+    def __init__(self, text: str = "call {number}") -> None:
+        self._text, self.sessions = text, list[Any]()
+
+    def __call__(self, session: Any) -> str:
+        self.sessions.append(session)
+        return self._text.replace("{number}", str(len(self.sessions)))
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@tool(approval="always")
+def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+@pytest.fixture(params=["sync", "async", "object"])
+def as_kind(request: pytest.FixtureRequest) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    """A function of the session in each form that a user may write."""
+
+    def convert(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        async def function_async(session: Any) -> Any:
+            await asyncio.sleep(0)
+            return function(session)
+
+        class Instructions:
+            async def __call__(self, session: Any) -> Any:
+                return function(session)
+
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "sync": function,
+            "async": function_async,
+            "object": Instructions(),
+        }
+        return kinds[request.param]
+
+    return convert
+
+
+def test_a_function_gives_the_instructions_of_each_turn(store: Store, ask: Ask, as_kind: Any) -> None:
+    def describe(session: Session) -> str:
+        theme = session.get_state("theme", scope="user")
+        return f'{session.id}: {theme} {{name}} {{{{name}}}} {{"a": 1}} {session.get_state("topic")}'
+
+    seen = Seen(call("look"), "one", "two")
+    agent = seen.agent(instructions=as_kind(describe), tools=[look])
+    session = agent.session("s", store=store, user_id="alice", state={"topic": "tea", "name": "not read"})
+    session.set_state("theme", "dark", scope="user")
+    assert ask(session, "first").text == "one"
+    session.set_state("topic", "milk")
+    assert ask(session, "second").text == "two"
+    text = 's: dark {name} {{name}} {"a": 1} '  # used as it is
+    assert seen.systems == [[text + "tea"], [text + "tea"], [text + "milk"]]
+    calls = [session.context(call=event.seq) for event in session.events(types="model.called")]
+    assert [each.parts[0].text for each in calls] == [text + "tea", text + "tea", text + "milk"]
+    assert {each.parts[0].kind for each in calls} == {"instructions"}
+    sound(session)
+
+
+def test_the_function_is_called_once_for_each_turn(store: Store, ask: Ask) -> None:
+    count = Count()
+    seen = Seen(call("look"), call("look"), "one", "two")
+    session = seen.agent(instructions=count, tools=[look]).session("s", store=store)
+    ask(session, "first")
+    ask(session, "second")
+    assert seen.systems == [["call 1"]] * 3 + [["call 2"]]
+    assert [each.id for each in count.sessions] == ["s", "s"]
+    assert all(isinstance(each, holdfast.Session) for each in count.sessions)
+    if isinstance(session, holdfast.Session):  # over HTTP the function has the server's session
+        assert all(each is session for each in count.sessions)
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_a_function_may_give_no_instructions(store: Store, ask: Ask, as_kind: Any, text: str | None) -> None:
+    seen = Seen()
+    session = seen.agent(instructions=as_kind(lambda session: text)).session(store=store, system="You sell tea.")
+    ask(session, "go")
+    assert seen.systems == [["You sell tea."]]
+    (called,) = session.events(types="model.called")
+    assert [part.kind for part in session.context(call=called.seq).parts] == ["system", "message"]
+
+
+def test_the_context_shows_what_the_function_gives_now(store: Store, ask: Ask, as_kind: Any) -> None:
+    count = Count()
+    session = Seen().agent(system=as_kind(count)).session(store=store)
+    assert session.context().parts[0].text == "call 1"
+    ask(session, "go")
+    (called,) = session.events(types="model.called")
+    assert session.context(call=called.seq).parts[0].text == "call 2"
+    assert session.context().parts[0].text == "call 3"
+    assert types(session).count("model.called") == 1
+
+
+def test_a_resumed_turn_uses_the_text_that_was_sent(store: Store, way: str) -> None:
+    count = Count()
+    seen = Seen(call("pay"), "paid for")
+    agent = seen.agent(instructions=count, tools=[pay])
+    session = agent.session("s", store=store)
+    waiting = make_ask(way)(session, "go")
+    assert waiting.status == "waiting"
+    assert session.context().parts[0].text == "call 1"  # what the open turn goes on with
+    session.approve(waiting.pending[0].call_id)
+    again = Session.open("s", store=store, agent=agent)
+    response = make_resume(way)(again)
+    assert response is not None
+    assert response.text == "paid for"
+    assert seen.systems == [["call 1"], ["call 1"]]
+    assert len(count.sessions) == 1
+    sound(session)
+
+
+def test_a_turn_without_instructions_is_resumed_without_them(store: Store, way: str) -> None:
+    texts = [None, "too late"]
+    seen = Seen(call("pay"), "paid for")
+    agent = seen.agent(instructions=lambda session: texts.pop(0), tools=[pay])
+    session = agent.session(store=store)
+    session.approve(make_ask(way)(session, "go").pending[0].call_id)
+    make_resume(way)(session)
+    assert seen.systems == [[], []]
+    assert texts == ["too late"]
+
+
+def test_instructions_that_were_redacted_are_asked_for_again(store: Store, way: str) -> None:
+    seen = Seen(call("pay"), "paid for")
+    agent = seen.agent(instructions=lambda session: f"card {session.get_state('card')}", tools=[pay])
+    session = agent.session(store=store)
+    session.set_state("card", "4711-4711")
+    waiting = make_ask(way)(session, "go")
+    (event,) = session.events(types="state.set")
+    session.redact(event.seq, reason="a slip")
+    session.approve(waiting.pending[0].call_id)
+    make_resume(way)(session)
+    assert seen.systems == [["card 4711-4711"], ["card None"]]
+    assert session.verify()
+
+
+@pytest.mark.parametrize("point", [Point("between deltas"), Point("after tool"), Point("after answer", 2)], ids=str)
+def test_after_a_crash_the_turn_goes_on_with_the_same_instructions(opener: Opener, point: Point) -> None:
+    replies = {1: call("look"), 3: "done"}  # by the number of messages in the request
+
+    def agent(text: str) -> tuple[Agent, list[list[str]]]:
+        systems: list[list[str]] = []
+
+        def reply(request: ModelRequest) -> Any:
+            systems.append(list(request.system_texts))
+            return replies.get(len(request.messages), "more")
+
+        made = Agent(provider="scripted", script=reply, tools=[look], instructions=lambda session: text)
+        return made, systems
+
+    def work(acknowledge: Acknowledge) -> None:
+        with opener() as store:
+            agent("before the crash")[0].session("s", store=store).run("go")
+
+    with opener():
+        pass  # migrated before the fork
+    assert run_in_child(work, at=point).killed
+    with opener() as store:
+        later, systems = agent("after the crash")
+        session = Session.open("s", store=store, agent=later)
+        response = session.resume()
+        assert response is not None
+        assert response.text == "done"
+        assert {text for system in systems for text in system} == {"before the crash"}
+        sent = [session.context(call=event.seq).parts[0].text for event in session.events(types="model.called")]
+        assert {*sent} == {"before the crash"}
+        sound(session)
+        session.run("next")
+        assert systems[-1] == ["after the crash"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_turn_that_settles_another_one_asks_the_function_then(opener: Opener, fails: bool) -> None:
+    def describe(session: Session) -> str:
+        if fails:
+            raise LookupError("no weather")
+        return " ".join(message.text for message in session.messages)
+
+    def work(acknowledge: Acknowledge) -> None:
+        with opener() as store:
+            Agent(provider="scripted", script=["cut short"]).session("s", store=store).run("first")
+
+    with opener():
+        pass  # migrated before the fork
+    assert run_in_child(work, at=Point("between deltas")).killed
+    with opener() as store:
+        seen = Seen("fine", "fine")
+        session = seen.agent(instructions=describe).session("s", store=store)
+        if fails:  # the unfinished turn is closed first, so this turn is in the log
+            with pytest.raises(InstructionsFailed):
+                session.run("second")
+            assert types(session)[-3:] == ["turn.started", "message.added", "turn.failed"]
+        else:
+            session.run("second")
+            assert seen.systems[0][0].startswith("first [This turn was interrupted")
+        assert session.unfinished is None
+        assert session.run("third", agent=seen.agent()).text == "fine"
+        sound(session)
+
+
+# -- a function that fails ---------------------------------------------------------------------------------------------
+
+
+def tell_weather(session: Session) -> Any:
+    raise LookupError("no weather in Bremen")
+
+
+def count_words(session: Session) -> Any:
+    return 7
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (tell_weather, r"'tell_weather' of agent 'bee' raised LookupError"),
+        (count_words, "'count_words'.* returned a value of type int"),
+    ],
+)
+def test_a_function_that_fails_is_named_and_nothing_is_stored(store: Store, ask: Ask, function: Any, hint: str) -> None:
+    seen = Seen("fine")
+    session = seen.agent("bee", instructions=function).session(store=store)
+    with pytest.raises(InstructionsFailed, match=hint) as found:
+        ask(session, "go")
+    assert (found.value.function, found.value.agent) == (function.__name__, "bee")
+    assert untouched(session)
+    assert seen.requests == []
+    assert ask(session, "go", agent=seen.agent("bee")).text == "fine"
+    sound(session)
+
+
+def test_the_text_of_an_unexpected_error_stays_with_the_program(store: Store, ask: Ask) -> None:
+    session = Seen().agent(instructions=tell_weather).session(store=store)
+    with pytest.raises(InstructionsFailed) as found:
+        ask(session, "go")
+    is_local = isinstance(session, holdfast.Session)
+    assert ("no weather in Bremen" in str(found.value)) is is_local
+    assert isinstance(found.value.__cause__, LookupError) is is_local
+
+
+def test_an_async_function_that_fails_is_named(store: Store, ask: Ask, as_kind: Any) -> None:
+    for function in (tell_weather, count_words):
+        session = Seen().agent(instructions=as_kind(function)).session(store=store)
+        with pytest.raises(InstructionsFailed):
+            ask(session, "go")
+        assert untouched(session)
+
+
+def test_an_error_of_holdfast_in_the_function_keeps_its_text(store: Store, ask: Ask) -> None:
+    session = Seen().agent(instructions=lambda session: session.get_state("theme", scope="user")).session(store=store)
+    with pytest.raises(InstructionsFailed, match=r"MissingUser \(.*user_id="):
+        ask(session, "go")
+    assert untouched(session)
+
+
+def test_a_context_whose_function_fails_says_so(store: Store) -> None:
+    session = Seen().agent(instructions=tell_weather).session(store=store)
+    with pytest.raises(InstructionsFailed, match="'tell_weather' raised LookupError") as found:
+        session.context()
+    assert ("no weather in Bremen" in str(found.value)) is isinstance(session, holdfast.Session)
+
+
+def test_other_values_are_no_instructions() -> None:
+    for bad in (7, b"text", ["text"]):
+        with pytest.raises(InvalidArgument, match="a text, or a function of the session"):
+            Agent(provider="echo", instructions=bad)  # type: ignore[arg-type]
+
+
+def test_a_function_may_write_to_its_session(store: Store, ask: Ask) -> None:
+    def count_visits(session: Session) -> str:
+        visits = session.update_state("visits", lambda n: (n or 0) + 1)
+        session.facts.add(f"visit {visits}")
+        return f"visit {visits}"
+
+    seen = Seen()
+    session = seen.agent(instructions=count_visits).session(store=store)
+    ask(session, "go")
+    ask(session, "again")
+    visits = [system[0] for system in seen.systems]
+    if isinstance(session, holdfast.Session):
+        assert visits == ["visit 1", "visit 2"]
+    else:  # a server that runs a message at once queues it then, and asks again
+        assert visits in (["visit 1", "visit 2"], ["visit 2", "visit 4"])
+    assert [message.text for message in session.messages] == ["go", "ok", "again", "ok"]
+    sound(session)
+
+
+def test_turns_of_several_threads_each_get_their_instructions(store: Store) -> None:
+    count = Count()
+    seen = Seen()
+    agent = seen.agent(instructions=count)
+    session = agent.session("s", store=store)
+    threads = [threading.Thread(target=lambda: agent.session("s", store=store).run("go")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(session.messages) == 8
+    assert len({system[0] for system in seen.systems}) == 4
+    sound(session)
+
+
+def test_a_function_cannot_start_a_turn_of_its_session(store: Store, ask: Ask) -> None:
+    session = Seen().agent(instructions=lambda session: session.run("hello").text).session(store=store)
+    with pytest.raises(InstructionsFailed):
+        ask(session, "go")
+    assert untouched(session)
+
+
+def test_a_turn_that_is_retried_goes_on_with_the_text_that_was_sent(store: Store, ask: Ask) -> None:
+    count = Count()
+    seen = Seen(call("look"), error("the provider is down"), "done")
+    session = seen.agent(instructions=count, tools=[look]).session(store=store)
+    with pytest.raises(AgentError, match="down"):
+        ask(session, "go")
+    response = session.retry()
+    assert response is not None
+    assert (response.text, len(count.sessions)) == ("done", 1)
+    assert seen.systems[-1] == ["call 1"]
+
+
+# -- functions of several agents ---------------------------------------------------------------------------------------
+
+
+def test_each_agent_of_a_flow_is_asked_when_it_begins(store: Store, ask: Ask) -> None:
+    writer, critic = Seen("Tea is hot.", "Tea is fine."), Seen("shorter", "good")
+    flow = LoopAgent(
+        [
+            writer.agent("writer", output_key="draft", instructions=lambda session: "Write."),
+            critic.agent("critic", instructions=lambda session: f"Judge: {session.get_state('draft')}"),
+        ],
+        max_iterations=2,
+    )
+    session = Session(store=store)
+    assert ask(session, "go", agent=flow).text == "good"
+    assert [system[0] for system in writer.systems] == ["Write.", "Write."]
+    assert [system[0] for system in critic.systems] == ["Judge: Tea is hot.", "Judge: Tea is fine."]
+    assert session.replay(flow)
+    sound(session)
+
+
+def test_parallel_agents_may_have_functions(store: Store, ask: Ask) -> None:
+    one, two = Seen(), Seen()
+    flow = ParallelAgent(
+        [
+            one.agent("one", instructions=lambda session: f"one of {session.id}"),
+            two.agent("two", instructions=lambda session: f"two of {session.id}"),
+        ]
+    )
+    session = Session("s", store=store)
+    ask(session, "go", agent=flow)
+    assert (one.systems[0][0], two.systems[0][0]) == ("one of s", "two of s")
+    sound(session)
+
+
+def test_a_later_agent_whose_function_fails_fails_the_turn(store: Store, ask: Ask) -> None:
+    flow = SequentialAgent([Seen("one").agent("one"), Seen().agent("two", instructions=tell_weather)])
+    session = Session(store=store)
+    with pytest.raises(InstructionsFailed, match="'tell_weather' of agent 'two'"):
+        ask(session, "go", agent=flow)
+    (failed,) = session.events(types="turn.failed")
+    assert failed.data["error"]["code"] == "instructions_failed"
+    assert session.messages == []
+    sound(session)
+
+
+def test_a_router_goes_on_with_the_next_agent(store: Store, ask: Ask) -> None:
+    main, spare = Seen().agent("main", instructions=tell_weather), Seen("here").agent("spare")
+    session = Session(store=store)
+    assert ask(session, "go", agent=Router([main, spare])).text == "here"
+    assert session.active_agent == "spare"
+    with pytest.raises(RoutingError, match="tell_weather"):
+        ask(session, "go", agent=Router([main, Seen().agent("other", instructions=count_words)]))
+    sound(session)
+
+
+def test_a_routing_agent_may_have_a_function(store: Store, ask: Ask) -> None:
+    chooser = Seen("tech")
+    router = RoutingAgent(
+        [Seen("bits").agent("tech")],
+        name="desk",
+        provider="scripted",
+        script=chooser,
+        instructions=lambda session: f"For {session.id}.",
+    )
+    session = router.session("s", store=store)
+    assert ask(session, "go").text == "bits"
+    assert chooser.systems[0][0] == "For s."
+    assert "- tech:" in chooser.systems[0][1]
+
+
+def test_an_agent_that_takes_over_is_asked_for_its_instructions(store: Store, ask: Ask) -> None:
+    tech = Seen("solved", "again")
+    count = Count("tech {number}")
+    desk = Seen(call("transfer_to_tech")).agent(
+        "desk", instructions=lambda session: "desk", handoffs=[tech.agent("tech", instructions=count)]
+    )
+    session = desk.session(store=store)
+    assert ask(session, "go").text == "solved"
+    assert ask(session, "more").text == "again"
+    assert [system[0] for system in tech.systems] == ["tech 1", "tech 2"]
+    sound(session)
+
+
+def test_an_agent_as_a_tool_gets_its_own_session(store: Store, ask: Ask) -> None:
+    helper = Seen("paid")
+    count = Count()
+    boss = Seen(call("helper", {"request": "pay"}), "done").agent(
+        "boss", tools=[helper.agent("helper", instructions=count).as_tool()]
+    )
+    session = boss.session("boss-1", store=store)
+    assert ask(session, "go").text == "done"
+    assert helper.systems == [["call 1"]]
+    assert [each.metadata["caller"] for each in count.sessions] == ["boss-1"]
+
+
+def test_a_replay_uses_what_the_function_gave(store: Store) -> None:
+    count = Count()
+    agent = Seen("one", "two").agent(instructions=count, name="a")
+    session = agent.session(store=store)
+    session.run("go")
+    session.run("more")
+    assert session.replay(agent)
+    assert len(count.sessions) == 2
+    assert session.replay(Seen().agent(instructions="call {number}", name="a"))  # a text that may have been sent
+    different = session.replay(Seen().agent(instructions="different", name="a"))
+    assert different.first_difference is not None
+    assert (different.first_difference.turn, different.first_difference.type) == (1, "model.called")
+
+
+def test_a_replay_compares_what_a_routing_agent_asks(store: Store) -> None:
+    def desk(description: str) -> RoutingAgent:
+        helper = Seen("bits").agent("tech", description=description)
+        return RoutingAgent(
+            [helper], name="desk", provider="scripted", script=["tech"], instructions=lambda session: ""
+        )
+
+    session = Session(store=store)
+    session.run("go", agent=desk("Computers."))
+    assert session.replay(desk("Computers."))
+    other = session.replay(desk("Phones."))
+    assert other.first_difference is not None
+    assert other.first_difference.type == "model.called"

@@ -1,5 +1,5 @@
-"""Functions of the user's inside a turn (`approval=`, `extract=`) are effects: they may be async, and one that blocks
-never stops an event loop."""
+"""Functions of the user's inside a turn (`approval=`, `extract=`, `instructions=`) are effects: they may be async, and
+one that blocks never stops an event loop."""
 
 from __future__ import annotations
 
@@ -63,6 +63,51 @@ async def test_an_extract_function_that_blocks_leaves_the_event_loop_running() -
     response, _ = await asyncio.gather(session.run_async("hi"), blocker.release())
     assert response.text == "hello"
     assert session.get_state("summary") == "HELLO"
+
+
+async def test_an_instructions_function_that_blocks_leaves_the_event_loop_running() -> None:
+    blocker = BlockingFunction()
+
+    def describe(session: Session) -> str:
+        blocker(session)
+        return "Be brief."
+
+    session = Session(agent=Agent(provider="scripted", script=lambda request: request.system_texts[0], system=describe))
+    response, _ = await asyncio.gather(session.run_async("hi"), blocker.release())
+    assert response.text == "Be brief."
+    assert blocker.thread != threading.get_ident()
+
+
+async def test_an_async_instructions_function_runs_in_the_event_loop_of_its_caller() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def describe(session: Session) -> str:
+        loops.append(asyncio.get_running_loop())
+        return "Be brief."
+
+    session = Session(agent=Agent(provider="scripted", script=lambda request: "ok", instructions=describe))
+    await session.run_async("hi")
+    await asyncio.to_thread(session.run, "hi")
+    assert loops[0] is asyncio.get_running_loop()
+    assert loops[1] is not loops[0]
+
+
+async def test_a_task_that_is_cancelled_in_its_instructions_function_stores_nothing() -> None:
+    entered = asyncio.Event()
+
+    async def describe(session: Session) -> str:
+        entered.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it is cancelled")
+
+    session = Session(agent=Agent(provider="scripted", script=["never"], instructions=describe))
+    task = asyncio.create_task(session.run_async("hi"))
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [event.type for event in session.events()] == ["session.created"]
+    assert session.run("hi", agent=Agent(provider="echo")).status == "finished"
 
 
 @pytest.mark.parametrize("is_needed", [True, False])

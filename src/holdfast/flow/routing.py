@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from holdfast.agent import Agent
+from holdfast.agent import Agent, Instructions
 from holdfast.agent_base import BaseAgent
 from holdfast.errors import BadOutput, InvalidArgument
 from holdfast.flow.base import Flow
@@ -40,7 +40,7 @@ class RoutingAgent(Flow):
         self,
         sub_agents: Any = (),  # noqa: ANN401 - as Flow has it
         *,
-        instructions: str | None = None,
+        instructions: Instructions | None = None,
         default: BaseAgent | str | None = None,
         name: str | None = None,
         description: str | None = None,

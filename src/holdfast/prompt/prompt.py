@@ -55,14 +55,22 @@ class Prompt:
         self._fixed_tokens = 0  # estimated tokens of the texts and tools
         self._has_tried_policy = False
 
-    def read(self, head: Head, view: View, session: TurnSession, seen: Sequence[Message], question: str) -> None:
+    def read(
+        self,
+        head: Head,
+        view: View,
+        session: TurnSession,
+        seen: Sequence[Message],
+        question: str,
+        instructions: str | None,
+    ) -> None:
         """Read the parts that every step of this turn sends. `seen` holds the messages of other agents in the turn
-        that this agent sees."""
+        that this agent sees. `instructions` is the text of the user's function, if a function gives it."""
         store, log, window = self.store, self.log, self.spec.model.context_window
         facts = list(store.values(log, "fact/").values())
         room = int(window * WINDOW_SHARE)  # bytes: about a quarter of what may be sent
         pieces = [
-            ("instructions", self._fill_instructions(session)),
+            ("instructions", self._fill_instructions(session) if instructions is None else instructions),
             ("routing", self.spec.task or ""),
             ("system", store.value(log, "system") or ""),
             ("facts", format_facts(facts, min(FACTS_BYTES, room))),
@@ -95,7 +103,7 @@ class Prompt:
 
     def _fill_instructions(self, session: TurnSession) -> str:
         text = self.spec.instructions
-        return "" if text is None else fill_template(text, partial(read_value, session))
+        return fill_template(text, partial(read_value, session)) if isinstance(text, str) else ""
 
     def _show_state(self, session: TurnSession, room: int) -> str:
         names = self.spec.share_state

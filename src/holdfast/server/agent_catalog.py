@@ -252,7 +252,7 @@ def _describe_code_agent(id: str, agent: Agent) -> dict[str, Any]:
         "id": id,
         "name": agent.name,
         "description": agent.description,
-        "instructions": agent.instructions,
+        "instructions": agent.instructions if isinstance(agent.instructions, str) else None,  # a function is no JSON
         "provider": _model_attribute(agent, "provider"),
         "model": _model_attribute(agent, "name"),
         "tools": list(agent.tools),

@@ -26,12 +26,14 @@ from holdfast.turn.effects import (
     CallModel,
     CallTools,
     CallUserFunction,
+    Effect,
     PrepareAgent,
     RunParallel,
     Steps,
     StopAgents,
     ToolResults,
 )
+from holdfast.turn.flow_loop import prepare_agent
 from holdfast.turn.parallel import run_parallel, run_parallel_async
 from holdfast.turn.response import Response
 from holdfast.turn.runtime import TurnRuntime
@@ -65,7 +67,14 @@ def drive(runtime: TurnRuntime, opening: list[Draft]) -> Iterator[StreamEvent]:
     yield TurnDone(usage=response.usage, steps=response.steps, response=response, agent=runtime.plan.name)
 
 
-def _perform_effects(runtime: TurnRuntime, steps: Steps) -> Generator[StreamEvent, None, Any]:
+def perform_preview(runtime: TurnRuntime, effect: PrepareAgent) -> AgentRuntime:
+    """Prepare an agent on this thread, outside of a turn, and return it with its prompt."""
+    for _ in _perform_effects(runtime, prepare_agent(effect)):
+        pass
+    return runtime.agents[effect.path]
+
+
+def _perform_effects(runtime: TurnRuntime, steps: Generator[Effect, Any, Any]) -> Generator[StreamEvent, None, Any]:
     """Perform the effects of `steps` one after the other. Returns what `steps` returns."""
     outcome: Any = None
     failure: Exception | None = None

@@ -61,16 +61,21 @@ class ToolResults:
 class PrepareAgent:
     """Prepare an agent: append `drafts`, the events of the agents before it, because its instructions may read them;
     then read its prompt. Before the first append of a turn nothing is appended. Returns the agent's `AgentRules` and
-    the drafts that are still to be appended."""
+    the drafts that are still to be appended.
+
+    If the instructions are a function of the user, a `CallUserFunction` is returned in place of the rules. The loop
+    yields it, and then this effect again, with the text in `instructions`.
+    """
 
     spec: AgentSpec
     path: str
-    branches: tuple[str, ...]
     shape: OutputShape | None
-    in_loop: bool
-    aside: bool  # the agent's replies are not part of the conversation
-    drafts: list[Draft]
-    drafts_path: str  # path of the agent that the drafts belong to
+    branches: tuple[str, ...] = ()
+    in_loop: bool = False
+    aside: bool = False  # the agent's replies are not part of the conversation
+    drafts: list[Draft] = field(default_factory=list)
+    drafts_path: str = ""  # path of the agent that the drafts belong to
+    instructions: str | None = None  # text of the user's function
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ its own events. So a flow is resumed by walking its plan once more, and needs no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.errors import (
     AgentError,
     BadOutput,
+    InstructionsFailed,
     InvalidArgument,
     MaxStepsExceeded,
     ProviderError,
@@ -24,8 +25,17 @@ from holdfast.log.events import Draft
 from holdfast.log.flow_paths import child_path, is_within
 from holdfast.plan import AgentSpec, FallbackPlan, LoopPlan, ParallelPlan, Plan, RoutingPlan, SequentialPlan
 from holdfast.schema.output import OutputShape
-from holdfast.turn.agent_loop import agent_loop
-from holdfast.turn.effects import AppendEvents, CallUserFunction, Ending, PrepareAgent, RunParallel, Steps, StopAgents
+from holdfast.turn.agent_loop import AgentRules, agent_loop
+from holdfast.turn.effects import (
+    AppendEvents,
+    CallUserFunction,
+    Effect,
+    Ending,
+    PrepareAgent,
+    RunParallel,
+    Steps,
+    StopAgents,
+)
 from holdfast.turn.progress import TurnProgress
 from holdfast.turn.response import Response, response_of
 
@@ -99,7 +109,7 @@ def _run_with_handoffs(
         shape = position.shape or spec.shape
         if progress is None or progress.handoff is None or progress.open_calls:
             begun = [] if progress is not None else [_draft_agent_started(spec, position, path, shape, turn, handed_by)]
-            rules, carry = yield PrepareAgent(
+            effect = PrepareAgent(
                 spec=spec,
                 path=path,
                 branches=position.branches,
@@ -109,6 +119,7 @@ def _run_with_handoffs(
                 drafts=ending.unstored_drafts,
                 drafts_path=ending.path,
             )
+            rules, carry = yield from prepare_agent(effect)
             progress = turn.agents[path]
             ending = yield from agent_loop(progress, rules, [*carry, *begun])
             if ending.reason != "handed":
@@ -128,6 +139,16 @@ def _run_with_handoffs(
         if not isinstance(plan, AgentSpec):
             return (yield from _run_plan(plan, replace(position, path=path, is_outermost=False), turn, ending))
         spec = plan
+
+
+def prepare_agent(effect: PrepareAgent) -> Generator[Effect, Any, tuple[AgentRules, list[Draft]]]:
+    """Prepare an agent. A function of the user that gives its instructions is called as an effect, so that it never
+    blocks an event loop."""
+    rules, drafts = yield effect
+    if isinstance(rules, CallUserFunction):
+        text = yield rules
+        rules, drafts = yield replace(effect, drafts=drafts, instructions=text)
+    return rules, drafts
 
 
 def _draft_agent_started(
@@ -368,10 +389,10 @@ def _find_failure(turn: TurnProgress, path: str) -> str | None:
 
 
 def is_agent_failure(error: Exception) -> bool:
-    """Whether another agent may succeed: the model failed, or did not come to an answer. Errors of the session, the
-    budget or the store are no failures of an agent."""
-    agent_errors = (ProviderError, ScriptExhausted, MaxStepsExceeded, SchemaValidationError, RoutingError)
-    return isinstance(error, agent_errors) or not isinstance(error, AgentError)
+    """Whether another agent may succeed: the model failed, did not come to an answer, or could not be given its
+    instructions. Errors of the session, the budget or the store are no failures of an agent."""
+    model_errors = (ProviderError, ScriptExhausted, MaxStepsExceeded, SchemaValidationError, RoutingError)
+    return isinstance(error, (*model_errors, InstructionsFailed)) or not isinstance(error, AgentError)
 
 
 def refuse_shape(plan: Plan) -> None:

@@ -54,6 +54,7 @@ class AgentProgress:
     stop_reason: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     is_awaiting_reply: bool = False  # the model was called and has not replied
+    context: str | None = None  # digest of the stored prompt of the newest model call
     name: str | None = None  # name of the agent
     branches: tuple[str, ...] = ()  # parallel branches that contain the agent, the outermost first
     shape: OutputShape | None = None  # required shape of the answers
@@ -90,7 +91,9 @@ class AgentProgress:
                 self.visible_messages.append(message)
         if type in ("model.called", "model.replied", "model.interrupted"):
             self.is_awaiting_reply = type == "model.called"
-        if type == "turn.started":
+        if type == "model.called":
+            self.context = data.get("context")
+        elif type == "turn.started":
             self.options, self.name = data.get("options", {}), data.get("agent")
         elif type == "model.replied":
             self.steps += 1

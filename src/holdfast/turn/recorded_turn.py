@@ -7,7 +7,7 @@ No model is called and no tool runs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -158,13 +158,16 @@ def replay_turn(session: Any, number: int, turn: RecordedTurn, plan: Plan) -> Di
     return find_difference(number, turn.events, turn.contexts, replayed, read_agent_contexts(store, log, replayed))
 
 
-def _fill_instructions(template: str | None, recorded: str | None) -> str | None:
+def _fill_instructions(template: str | Callable[[Any], Any] | None, recorded: str | None) -> str | None:
     """Return the recorded instructions if they are the template with some state in it; else the template as it is.
 
     The values of state cannot be read again: those of the scope temp are in no log, and tools that set some do not run.
+    For the same reason a function of the user is not called: what it gave is what was recorded.
     """
     if template is None:
         return None
+    if callable(template):
+        return None if recorded is None else escape_placeholders(recorded)
     pieces = fill_template(template, lambda scope, name: _GAP).split(_GAP)
     text = recorded if recorded is not None and _is_filled(pieces, recorded) else template
     return escape_placeholders(text)

@@ -108,7 +108,7 @@ def read_agent_contexts(store: Store, log: Log, events: Sequence[Event]) -> dict
             continue
         sections = dict(zip(context.get("kinds", ()), context["system"], strict=False))
         found[path] = {name: context[name] for name in ("tools", "options")}
-        found[path] |= {name: sections[name] for name in ("instructions",) if name in sections}
+        found[path] |= {name: sections[name] for name in ("instructions", "routing") if name in sections}
     return found
 
 

@@ -39,8 +39,9 @@ from holdfast.turn.agent_loop import (
     rename_used_call_ids,
 )
 from holdfast.turn.agent_runtime import AgentRuntime
-from holdfast.turn.effects import PrepareAgent, Steps, StopAgents
+from holdfast.turn.effects import CallUserFunction, PrepareAgent, Steps, StopAgents
 from holdfast.turn.flow_loop import flow_loop
+from holdfast.turn.instructions import InstructionsCall, follow_head, read_sent_instructions
 from holdfast.turn.progress import AgentProgress, TurnProgress
 from holdfast.turn.response import Response, response_of
 from holdfast.turn.run_outcome import error_data, read_turn_events, read_turn_progress, sanitize_text
@@ -136,37 +137,27 @@ class TurnRuntime:
         agent_budget = self.plan.budget if isinstance(self.plan, AgentSpec) else None
         self._budget = agent_budget if session_budget is None else Budget.of(session_budget)
         self._set_view(head, view, question)
-        if isinstance(self.plan, AgentSpec):
+        if isinstance(self.plan, AgentSpec) and not callable(self.plan.instructions):
             self._add_agent(self._root_effect(self.plan))
 
-    def prepare_first_agent(self, head: Head, view: View, question: Message | None) -> AgentRuntime:
-        """Read only the prompt of the agent that runs first, to preview it without a turn."""
+    def begin_preview(self, head: Head, view: View, question: Message | None) -> PrepareAgent:
+        """Return the effect that prepares only the agent that runs first, to preview its prompt without a turn."""
         self._set_view(head, view, question)
-        return self._add_agent(self._root_effect(first_agent(self.plan)))
+        return self._root_effect(first_agent(self.plan))
 
     def _set_view(self, head: Head, view: View, question: Message | None) -> None:
         self._head, self._view = head, view
         self._question = "" if question is None else question.text
 
     def _root_effect(self, spec: AgentSpec) -> PrepareAgent:
-        return PrepareAgent(
-            spec=spec,
-            path="",
-            branches=(),
-            shape=self.shape or spec.shape,
-            in_loop=False,
-            aside=False,
-            drafts=[],
-            drafts_path="",
-        )
+        return PrepareAgent(spec=spec, path="", shape=self.shape or spec.shape)
 
     def _add_agent(self, effect: PrepareAgent) -> AgentRuntime:
         if self.substitute is not None:
             effect = replace(effect, spec=self.substitute(effect.path, effect.spec))
         agent = AgentRuntime(self, effect)
-        agent.prompt.read(
-            self._head, self._view, self.session, self.progress.messages_seen_by(effect.path), self._question
-        )
+        seen = self.progress.messages_seen_by(effect.path)
+        agent.prompt.read(self._head, self._view, self.session, seen, self._question, effect.instructions)
         self.agents[effect.path] = agent
         return agent
 
@@ -189,17 +180,27 @@ class TurnRuntime:
         author = self.progress.last_agents()[-1].name if isinstance(self.plan, AgentSpec) else self.plan.name
         return Draft(type="turn.finished", run=self.run, author=author, data=data)
 
-    def prepare_agent(self, effect: PrepareAgent) -> tuple[AgentRules, list[Draft]]:
+    def prepare_agent(self, effect: PrepareAgent) -> tuple[AgentRules | CallUserFunction, list[Draft]]:
         """Prepare an agent and return its rules, with the events that are still to be appended. The events of the
-        agents before it are stored first; before the first append there is no lease, so they wait for it."""
+        agents before it are stored first; before the first append there is no lease, so they wait for it. If a function
+        of the user gives the instructions, and was not called yet, its call is returned in place of the rules."""
         drafts = effect.drafts
         if self._is_halted(effect.path):
             raise TurnCancelled
         if drafts and self.renewal is not None:
             self.append_events(drafts, effect.drafts_path, last=False)
             drafts = []
-        agent = self.agents.get(effect.path) or self._add_agent(effect)
-        return agent.build_rules(), drafts
+        spec, agent = effect.spec, self.agents.get(effect.path)
+        if agent is None and callable(spec.instructions) and self.substitute is None:
+            if effect.instructions is None:
+                sent = read_sent_instructions(self.store, self.log, self.progress.agents.get(effect.path))
+                if sent is None:
+                    call = InstructionsCall(spec.instructions, self.session, spec.name, self.is_detached)
+                    return CallUserFunction(call), drafts
+                effect = replace(effect, instructions=sent)
+            elif drafts:  # before the first append of a turn
+                self._head, self._view = follow_head(self.store, self.log, self._head, self._view, drafts)
+        return (agent or self._add_agent(effect)).build_rules(), drafts
 
     def is_ready(self, effect: PrepareAgent) -> bool:
         """Whether `prepare_agent` has nothing to read or write."""

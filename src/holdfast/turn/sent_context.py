@@ -19,6 +19,7 @@ from holdfast.prompt.perspective import as_seen_by
 from holdfast.prompt.prompt import token_correction
 from holdfast.stores.base import Log, Store
 from holdfast.stores.messages import message_of
+from holdfast.turn.drivers import perform_preview
 from holdfast.turn.progress import TurnProgress
 from holdfast.turn.run_outcome import read_turn_events
 from holdfast.turn.runtime import TurnRuntime
@@ -88,7 +89,7 @@ def preview_context(runtime: TurnRuntime) -> Context:
     owner = view.active if view.turn is None else runtime.progress.root.name
     runtime.plan = plan_for(runtime.plan, owner)
     question = runtime.progress.question
-    agent = runtime.prepare_first_agent(head, view, question)
+    agent = perform_preview(runtime, runtime.begin_preview(head, view, question))
     prompt, model = agent.prompt, agent.spec.model
     prompt.fit(agent.progress.messages)
     parts = parts_of(

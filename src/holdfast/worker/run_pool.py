@@ -21,6 +21,7 @@ from holdfast.errors import (
     AlreadyAdmitted,
     ApprovalPending,
     Conflict,
+    InstructionsFailed,
     SessionBusy,
     SessionNotFound,
     StaleEpoch,
@@ -426,7 +427,8 @@ class RunPool:
             cause = error.__cause__
             if isinstance(error, TurnFailed) and cause is not None and not isinstance(cause, AgentError):
                 self.on_unexpected_error(cause)
-                result = error = hide_error(cause)
+                if not isinstance(error, InstructionsFailed):  # which names the function, and hides the rest itself
+                    result = error = hide_error(cause)
             if runtime.renewal is None:  # it was refused before its first append
                 if direct:
                     raise error

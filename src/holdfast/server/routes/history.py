@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from holdfast.errors import InvalidArgument, LimitExceeded
+from holdfast.errors import InstructionsFailed, InvalidArgument, LimitExceeded
 from holdfast.log.events import MESSAGE_TYPES, Row
 from holdfast.log.messages import File, Image, Message
 from holdfast.log.ranges import clip_ranges
 from holdfast.log.view import decode_view
 from holdfast.server.auth import Reader, Writer
-from holdfast.server.errors import ERRORS
+from holdfast.server.errors import ERRORS, log_unexpected_error
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import scope_of
 from holdfast.server.schemas import requests, responses, sent_messages
@@ -31,6 +31,7 @@ from holdfast.server.schemas.serializers import (
 from holdfast.session.session import Session
 from holdfast.stores.base import MAX_SEQ, PAGE
 from holdfast.stores.messages import message_of
+from holdfast.turn.instructions import hide_cause
 
 router = APIRouter(route_class=StrictRoute, tags=["history"], responses=ERRORS)
 MAX_BYTES = 64 << 20  # of the files in one page of messages
@@ -214,4 +215,11 @@ def get_context(
         except InvalidArgument:
             if agent_id is not None:
                 raise  # without a named agent the context does not depend on one
-    return json_response(context_dict(session.context(call, agent=agent)))
+    try:
+        return json_response(context_dict(session.context(call, agent=agent)))
+    except InstructionsFailed as error:
+        hidden = hide_cause(error, error.__cause__)
+        if hidden is error:
+            raise
+        log_unexpected_error(error.__cause__ or error, metrics=server.metrics, where="a context")
+        raise hidden from error
