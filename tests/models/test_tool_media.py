@@ -77,7 +77,7 @@ def test_chat_completions_get_them_in_a_message_after_the_last_result() -> None:
     assert found[9]["content"][1]["image_url"]["url"] == "data:image/tiff;base64,dGlmZg=="
 
 
-def test_an_endpoint_that_takes_no_user_after_a_tool_is_told_in_words() -> None:
+def test_an_endpoint_that_takes_no_user_after_a_tool_gets_them_in_words() -> None:
     found = encode(openai, "mistral", HISTORY)
     assert [each["role"] for each in found][:5] == ["user", "assistant", "tool", "tool", "assistant"]
     assert found[2]["content"].startswith("[image 1]\n[image: image/png, 3 bytes; it cannot be shown")

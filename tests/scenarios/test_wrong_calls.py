@@ -268,7 +268,7 @@ STORES = [
         "give the user_id that it has, or choose another id",
     ),
     Wrong("46 Session.load('s')", lambda w: hf.Session.load("s"), AttributeError, "Session.open(id) opens a session"),
-    Wrong("46 Session.get('s')", lambda w: hf.Session.get("s"), AttributeError, "no 'get': Session.open(id)"),
+    Wrong("46 Session.get('s')", lambda w: hf.Session.get("s"), AttributeError, "no attribute 'get': Session.open(id)"),
     Wrong(
         "56 store=SQLiteStore", lambda w: hf.Session(store=stores.SQLiteStore), InvalidArgument, "pass an object of it"
     ),

@@ -462,6 +462,7 @@ class TestLog:
             server_logging.configure_logging("info", secrets=[SECRET], stream=file)
             try:
                 client.post("/sessions/s-1/message", json={"text": SECRET}, headers={"X-Request-ID": "mine"})
+                client.get("/broken")
                 client.get("/broken?token=" + TOKEN)
                 client.get("/nowhere/%0d%0anew:%20line")
                 logging.getLogger("holdfast.server").info("odd \x1b[31m\x7f\u2028 %s", f"Bearer {TOKEN}")

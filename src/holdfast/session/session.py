@@ -59,17 +59,15 @@ class Comparison:
     theirs: list[Message]  # the later messages of the other session
 
 
-class _OtherName:
-    """An attribute that does not exist, but says in its AttributeError what does."""
+class _SessionType(type):
+    """The class of `Session`: it knows what other frameworks call `open`, and says so."""
 
-    def __init__(self, advice: str) -> None:
-        self._advice, self._name = advice, ""
+    if not TYPE_CHECKING:  # a type checker must not take every name for an attribute
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"{owner.__name__} has no {self._name!r}: {self._advice}")
+        def __getattr__(cls, name: str) -> NoReturn:
+            advice = f": {OPENING}" if name in ("get", "load") else ""
+            text = f"type object {cls.__name__!r} has no attribute {name!r}{advice}"
+            raise AttributeError(text, name=name, obj=cls)
 
 
 class Session(
@@ -84,6 +82,7 @@ class Session(
     ComplianceMethods,
     SuccessorMethods,
     ContextMethods,
+    metaclass=_SessionType,
 ):
     """A durable conversation: messages, state, facts and metadata in one numbered log.
 
@@ -207,9 +206,6 @@ class Session(
         """Open an existing session. Raises SessionNotFound if there is none with this id."""
         found = open_store(store if store is not None or agent is None else agent.store)
         return cls.on_log(found, found.require("session", check_id(id)), agent)
-
-    if not TYPE_CHECKING:  # names that other frameworks have for `open`
-        get, load = _OtherName(OPENING), _OtherName(OPENING)
 
     @classmethod
     def list(
