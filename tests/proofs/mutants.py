@@ -329,12 +329,16 @@ MUTANTS = (
     mutant(
         "an import takes the queue along",
         "queues",
-        ("log.view", "self.queue = []  # what was to be run there is not run here as well", "pass"),
+        ("log.view", "self.queue, self.ended_turn = [], None", "pass"),
     ),
     mutant(
         "a fork takes the queue along",
         "queues",
-        ("log.view", "self.retention, self.queue = 0, []", "self.retention = 0"),
+        (
+            "log.view",
+            "self.retention, self.queue, self.ended_turn = 0, [], None",
+            "self.retention, self.ended_turn = 0, None",
+        ),
     ),
     mutant(
         "a run that is over stays in the queue",
