@@ -450,6 +450,7 @@ def kill_at_each(opener: Opener, name: str, *, rounds: int = 1, every: int = 1) 
     """Kill the act at each of its crash points, each time for a tenant of its own. Of an act with many points, which
     are much like each other, every n-th in each round, and always the last of each name."""
     failures: list[str] = []
+    deaths = 0
     ready = prepare_due_sessions if name == "sweep" else prepare_session
     with opener() as store:
         ready(store.for_tenant(f"{name} listed"))
@@ -466,10 +467,13 @@ def kill_at_each(opener: Opener, name: str, *, rounds: int = 1, every: int = 1) 
             ready(bound)
             before = read_sessions(bound)
         end = run_in_child(make_act(opener, name, tenant), at=point)
+        deaths += end.killed
         with opener() as store:
             wait_for_other_connections(store)
             bound = store.for_tenant(tenant)
             found = [] if end.killed else [end.error or "the child came to its end"]
+            if end.error is None and name == "sweep":
+                found = []  # how often a sweep renews its lease depends on time, so it may not come to the last points
             found += find_half_done(before, read_sessions(bound), after, whole=name not in IN_STEPS)
             try:
                 ACTS[name](bound)
@@ -482,7 +486,7 @@ def kill_at_each(opener: Opener, name: str, *, rounds: int = 1, every: int = 1) 
         failures += [f"{point}: {wrong}" for wrong in found]
     with opener() as store:  # anew: a connection that searched may take what others removed for damage
         failures += find_damage(store)
-    return len(chosen), failures
+    return deaths, failures
 
 
 def make_act(opener: Opener, name: str, tenant: str) -> Work:
