@@ -19,15 +19,24 @@ from multiprocessing.connection import Connection
 from types import CodeType
 from typing import Any, NamedTuple
 
-from tests.proofs.mutants import CONTROL, MUTANTS, Edit
+from tests.proofs.mutant import CONTROL, Edit
+from tests.proofs.mutants import MUTANTS
 
 PATIENCE = 100.0  # seconds for a detector
 # Cheap ones first: a detector's process imports no further than to the module that has it.
 DETECTOR_MODULES = (
     "tests.properties.detectors",
     "tests.proofs.flow_detectors",
+    "tests.proofs.attacks.interrupts_detectors",
+    "tests.proofs.attacks.files_detectors",
+    "tests.proofs.attacks.imports_detectors",
+    "tests.proofs.attacks.erasures_detectors",
+    "tests.proofs.attacks.signatures_detectors",
     "tests.proofs.server_detectors",
     "tests.proofs.http_detectors",
+    "tests.proofs.attacks.roles_detectors",
+    "tests.proofs.attacks.fairness_detectors",
+    "tests.proofs.attacks.quotas_detectors",
 )
 # None of these imports holdfast.
 PRELOADED = [

@@ -7,34 +7,19 @@ the code. The control runs every detector without a mutant, and all must be sile
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tests.proofs.attacks import (
+    erasures_mutants,
+    fairness_mutants,
+    files_mutants,
+    imports_mutants,
+    interrupts_mutants,
+    quotas_mutants,
+    roles_mutants,
+    signatures_mutants,
+)
+from tests.proofs.mutant import Mutant, mutant
 
-CONTROL = "control"
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """A piece of a module's text, and what takes its place."""
-
-    module: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A bug, and the detector that must find it."""
-
-    name: str
-    detector: str
-    edits: tuple[Edit, ...]
-
-
-def mutant(name: str, detector: str, *edits: tuple[str, str, str]) -> Mutant:
-    return Mutant(name, detector, tuple(Edit("holdfast." + module, old, new) for module, old, new in edits))
-
-
-MUTANTS = (
+MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "no fence", "random operations", ("stores.append", "asked.epoch is not None and asked.epoch != epoch", "False")
     ),
@@ -576,4 +561,12 @@ MUTANTS = (
         "memories",
         ("memory.memory_log", "[(user_id, app_name), (None, app_name), (None, None)]", "[(user_id, app_name)]"),
     ),
+    *erasures_mutants.MUTANTS,
+    *fairness_mutants.MUTANTS,
+    *files_mutants.MUTANTS,
+    *imports_mutants.MUTANTS,
+    *interrupts_mutants.MUTANTS,
+    *quotas_mutants.MUTANTS,
+    *roles_mutants.MUTANTS,
+    *signatures_mutants.MUTANTS,
 )

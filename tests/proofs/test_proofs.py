@@ -14,8 +14,9 @@ import pytest
 
 from tests.kit.postgres import PostgresServer
 from tests.proofs import PROOFS, Proof
+from tests.proofs.mutant import CONTROL, Mutant
 from tests.proofs.mutant_process import run_detector
-from tests.proofs.mutants import CONTROL, MUTANTS, Mutant
+from tests.proofs.mutants import MUTANTS
 
 # In this order: the long ones first, so that no core is left with one of them at the end.
 MODULES = (
