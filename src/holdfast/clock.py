@@ -14,7 +14,7 @@ from holdfast.operating_system import read_boot_clock
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford: no I, L, O, U
 
-
+LOCK_SECONDS = 0.1  # a lock that is held for longer was left by a call that an exception ended
 _PAIRS = [one + two for one in _ALPHABET for two in _ALPHABET]  # ten bits at once
 
 
@@ -63,11 +63,18 @@ class Clock:
         """Return an id that sorts by time; the ids of one `Clock` are strictly increasing."""
         entropy = int.from_bytes(self.random_bytes(10), "big")
         milliseconds = self.now() // 1000
-        with self._lock:
+        lock = self._lock
+        if not lock.acquire(timeout=LOCK_SECONDS):
+            # A signal handler interrupted this very function in this thread, or an exception its end in another one.
+            lock = self._lock = threading.Lock()
+            lock.acquire()
+        try:
             if milliseconds <= self._last[0]:
                 # The clock stood still or went back: keep the last millisecond and add one to its entropy.
                 milliseconds, entropy = self._last[0], (self._last[1] + 1) % (1 << 80)
             self._last = (milliseconds, entropy)
+        finally:
+            lock.release()
         return encode_ulid(milliseconds, entropy)
 
 

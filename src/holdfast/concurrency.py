@@ -28,6 +28,17 @@ async def off_thread(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs)
         raise
 
 
+def is_event_loop_running() -> bool:
+    """Whether code of this thread can await."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """The awaited twin of a blocking method: `history_async = twin(history)`."""
 

@@ -15,7 +15,8 @@ AgentError
 │     RoutingError, HandoffLoop
 ├─ ToolError: FileRefused, MCPFailed
 ├─ StoreError: StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable, StorePoisoned, StoreClosed, UnsafeSQLite,
-│     SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
+│  │  SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
+│  └─ StoreBusy: StoreReentered
 ├─ ProviderError: AuthenticationFailed, RequestRejected, ContextTooLong, RateLimited, ProviderTimeout,
 │  │  ProviderUnavailable, BadResponse
 │  └─ BadResponse: StreamTruncated
@@ -420,6 +421,10 @@ class StoreError(AgentError, code="store_error", status=503):
 
 class StoreBusy(StoreError, code="store_busy"):
     """The database stayed locked for longer than the store waits."""
+
+
+class StoreReentered(StoreBusy, code="store_reentered"):
+    """A signal handler or a finalizer wrote to a store in the middle of a write of the same thread."""
 
 
 class StoreFull(StoreError, code="store_full", status=507):

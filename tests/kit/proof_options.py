@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SEED = 2026
-NUMBERS = ("F", *(f"B{number}" for number in range(1, 26)))
+NUMBERS = ("F", *(f"B{number}" for number in range(1, 41)))
 
 
 def add_options(parser: pytest.Parser) -> None:

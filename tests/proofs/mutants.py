@@ -40,11 +40,16 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "acknowledged before COMMIT",
         "power loss",
-        ("stores.sqlite_connections", 'db.execute("COMMIT")\n                crashpoint', "crashpoint"),
+        ("stores.group_commit", 'db.execute("COMMIT")\n            except apsw', "pass\n            except apsw"),
         (
-            "stores.sqlite_connections",
-            'db.execute("BEGIN IMMEDIATE")\n            try',
-            'db.in_transaction and db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE")\n            try',
+            "stores.group_commit",
+            "if self._writer.in_transaction:\n            self._roll_back()",
+            "if False: pass",
+        ),
+        (
+            "stores.group_commit",
+            'db.execute("BEGIN IMMEDIATE")\n            if len',
+            'db.in_transaction and db.execute("COMMIT"); db.execute("BEGIN IMMEDIATE")\n            if len',
         ),
     ),
     mutant(
@@ -75,12 +80,12 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "half of a refused job kept",
         "group commit",
-        ("stores.sqlite_connections", 'db.execute("ROLLBACK TO job")', "pass"),
+        ("stores.group_commit", 'db.execute("ROLLBACK TO job")', "pass"),
     ),
     mutant(
         "one broken job breaks the others",
         "group commit",
-        ("stores.sqlite_connections", "job.run(db)\n        except Exception", "job.run(db)\n        except KeyError"),
+        ("stores.group_commit", "job.run(db)\n        except Exception", "job.run(db)\n        except KeyError"),
     ),
     mutant(
         "a view that is not folded",

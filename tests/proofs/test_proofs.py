@@ -40,6 +40,7 @@ MODULES = (
     "server_crowds",
     "browsers",
     "leaks",
+    "interrupts",
 )
 SHOWN = 5
 for module in MODULES:

@@ -199,9 +199,9 @@ def _commit_group(seed: int) -> list[str]:
         threads = [threading.Thread(target=attempt, args=job) for job in jobs]
         for number, thread in enumerate(threads):
             thread.start()
-            while number and len(store.file._queue) < number:  # type: ignore[attr-defined]
+            while number and len(store.file._queue) <= number:  # type: ignore[attr-defined]
                 threading.Event().wait(0.001)
-            while not number and store.file._queue:  # type: ignore[attr-defined]
+            while not number and not store.file._batch:  # type: ignore[attr-defined]
                 threading.Event().wait(0.001)
         gate.set()
         for thread in threads:

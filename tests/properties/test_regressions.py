@@ -215,7 +215,7 @@ def run_batch(store: SQLiteStore, *jobs: Callable[[Any], Any]) -> list[BaseExcep
     followers = [threading.Thread(target=run, args=one) for one in enumerate(jobs)]
     for queued, thread in enumerate([leader, *followers]):
         thread.start()
-        while len(store.file._queue) != queued or not store.file._has_leader:
+        while len(store.file._queue) != queued + 1 or not store.file._batch:
             threading.Event().wait(0.001)
     gate.set()
     for thread in [leader, *followers]:

@@ -91,7 +91,7 @@ def test_waiting_writers_share_a_commit(tmp_path: Path) -> None:
         threads = [threading.Thread(target=s.add_message, args=(Message.user("x"),)) for s in sessions]
         for thread in threads:
             thread.start()
-        while len(store.file._queue) < 11:
+        while len(store.file._queue) < 12:
             pass
         gate.set()
         for thread in threads:
@@ -133,7 +133,7 @@ def test_a_refused_job_leaves_nothing_of_itself_in_a_shared_commit(tmp_path: Pat
         threads = [threading.Thread(target=call) for call in calls]
         for thread in threads:
             thread.start()
-        while len(store.file._queue) < 3:
+        while len(store.file._queue) < 4:
             pass
         gate.set()
         for thread in threads:

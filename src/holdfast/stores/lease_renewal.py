@@ -10,11 +10,14 @@ import heapq
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from holdfast.diagnostics import Fields, report
-from holdfast.errors import StaleEpoch, StoreError
+from holdfast.errors import AgentError, StaleEpoch, StoreError
 from holdfast.operating_system import register_at_fork
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import lease_seconds
@@ -53,11 +56,17 @@ class Renewal:
         began = store.clock.monotonic() if since is None else since  # before the claim was sent, to be on the safe side
         self.deadline = began + self._seconds
         self._effect_deadline: float | None = None
+        self._owner: weakref.ref[object] | None = None  # whose lease it is, if that can vanish without an end
         self.is_over = False
 
     def __enter__(self) -> Renewal:
         _renewer.add(self, self._seconds / 3)
         return self
+
+    def held_for(self, owner: object) -> Renewal:
+        """Begin to renew the lease, until its owner is over, or is gone without having said so."""
+        self._owner = weakref.ref(owner)
+        return self.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.is_over = True
@@ -80,6 +89,11 @@ class Renewal:
         began = self._store.clock.monotonic()
         if self.is_over:
             return None
+        if self._owner is not None and self._owner() is None:
+            # An exception ended the turn at a place where it could not be ended properly. The next turn closes it.
+            with suppress(AgentError):
+                self._store.append(self._log, [], epoch=self._epoch, release=True)
+            return None
         if self._effect_deadline is not None and began > self._effect_deadline:
             return self._seconds / 3  # the effect hangs: another process may take over, unless the effect ends first
         try:
@@ -98,7 +112,11 @@ class Renewal:
 
 
 class _Renewer:
-    """The one thread of this process that renews leases. A turn that ends before its first renewal costs it nothing."""
+    """The one thread of this process that renews leases. A turn that ends before its first renewal costs it nothing.
+
+    Turns hand their renewals over in a queue, which takes no lock of ours: a turn that is interrupted while it does so
+    leaves nothing behind.
+    """
 
     def __init__(self) -> None:
         self._count = itertools.count()
@@ -106,39 +124,44 @@ class _Renewer:
         register_at_fork(after_in_child=self.start_anew)  # threads stay with the parent
 
     def start_anew(self) -> None:
-        self._starting = threading.Lock()
-        self._due: list[tuple[float, int, Renewal]] = []
-        self._wake = threading.Condition()
+        self._inbox: SimpleQueue[tuple[float, int, Renewal] | Callable[[], None]] = SimpleQueue()
         self._is_running = False
 
     def add(self, renewal: Renewal, seconds: float) -> None:
-        with self._starting:
-            if not self._is_running:
-                threading.Thread(target=self._work, args=(self._wake,), name="holdfast-leases", daemon=True).start()
-                self._is_running = True
-        with self._wake:
-            first = self._due[0][0] if self._due else None
-            at = renewal._store.clock.monotonic() + seconds
-            heapq.heappush(self._due, (at, next(self._count), renewal))
-            if first is None or at < first:
-                self._wake.notify()
+        if not self._is_running:  # two threads that see this start two workers, which share the queue
+            threading.Thread(target=self._work, args=(self._inbox,), name="holdfast-leases", daemon=True).start()
+            self._is_running = True
+        self._inbox.put((renewal._store.clock.monotonic() + seconds, next(self._count), renewal))
 
-    def _work(self, wake: threading.Condition) -> None:
+    def run_soon(self, work: Callable[[], None]) -> None:
+        """Do some work of a turn that has a lease. A finalizer may call this, wherever it interrupts a thread."""
+        self._inbox.put(work)
+
+    def _work(self, inbox: SimpleQueue[tuple[float, int, Renewal] | Callable[[], None]]) -> None:
+        due: list[tuple[float, int, Renewal]] = []
         while True:
-            with wake:
-                while self._due and self._due[0][2].is_over:
-                    heapq.heappop(self._due)
-                now = self._due[0][2]._store.clock.monotonic() if self._due else 0.0
-                if not self._due or self._due[0][0] > now:
-                    wake.wait(self._due[0][0] - now if self._due else None)
+            while due and due[0][2].is_over:
+                heapq.heappop(due)
+            seconds = due[0][0] - due[0][2]._store.clock.monotonic() if due else None
+            if seconds is None or seconds > 0:
+                try:
+                    item = inbox.get(timeout=seconds)
+                except Empty:
                     continue
-                renewal = heapq.heappop(self._due)[2]
+                if isinstance(item, tuple):
+                    heapq.heappush(due, item)
+                    continue
+                with suppress(Exception):
+                    item()
+                continue
+            renewal = heapq.heappop(due)[2]
             try:
-                seconds = renewal.renew()
+                pause = renewal.renew()
             except Exception:  # noqa: BLE001 - a store that breaks must not end the renewal of all the others
-                seconds = 1.0
-            if seconds is not None:
-                self.add(renewal, seconds)
+                pause = 1.0
+            if pause is not None:
+                self.add(renewal, pause)
 
 
 _renewer = _Renewer()
+run_on_lease_thread = _renewer.run_soon

@@ -7,7 +7,7 @@ stored once as well.
 
 from __future__ import annotations
 
-import threading
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +18,7 @@ from holdfast.errors import (
     AgentError,
     SessionNotFound,
     StaleEpoch,
+    StoreReentered,
 )
 from holdfast.log.events import INDEXED_TYPES, Draft, Row
 from holdfast.log.messages import Limits
@@ -44,6 +45,7 @@ from holdfast.stores.encryption import DataKey, MasterKey
 from holdfast.stores.erasure import ErasurePlan
 from holdfast.stores.key_values import PostgresKeyValues
 from holdfast.stores.lease import Claim, Lease
+from holdfast.stores.places import Call, Places
 from holdfast.stores.postgres_connections import MAX_CONNECTIONS, STRIPES, Connection, DatabaseError, PostgresServer
 from holdfast.stores.postgres_statements import SQL
 from holdfast.stores.rows import INDEX_BATCH, head_columns, head_from_columns, index_text, session_columns
@@ -61,7 +63,7 @@ class _HeadCache:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
 
-    def lock(self, number: int) -> threading.Lock:
+    def lock(self, number: int) -> Places:
         """Threads of one process queue here for a log, so that they do not race for its head on the server."""
         return self._server.locks[number % STRIPES]
 
@@ -129,16 +131,39 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     def _transaction(self, job: Callable[[Connection], T]) -> T:
         return self.server.transaction(job)
 
+    def _hold_log(self, number: int, work: Callable[[], T]) -> T:
+        """Do some work while no other thread of this process writes to the log."""
+        call, lock = Call(sys._getframe()), self._heads.lock(number)
+        if not lock.take(call):
+            raise StoreReentered(
+                "this thread was interrupted inside a write to PostgreSQL, by a signal handler or a finalizer that "
+                "writes as well: let it set a flag or start a thread, and write from there"
+            )
+        try:
+            return work()
+        finally:
+            lock.release(call)
+            call.end()
+
     def _erasure_transaction(self, log: Log, plan: ErasurePlan, job: Callable[[Connection], T]) -> T:
-        with self._heads.lock(log.number):
+        def work() -> T:
             try:
-                return self.server.transaction(job)
+                return self._long_transaction(job)
             except BaseException:
                 self._keys.clear_cache()
                 raise
             finally:
                 for number in plan.heads:
                     self._heads.forget(number)
+
+        return self._hold_log(log.number, work)
+
+    def _long_transaction(self, job: Callable[[Connection], T]) -> T:
+        def long_job(db: Connection) -> T:
+            db.allow_long_work()
+            return job(db)
+
+        return self.server.transaction(long_job)
 
     def _pipeline(self, db: Connection) -> AbstractContextManager[object]:
         return db.pipeline()
@@ -193,7 +218,8 @@ class PostgresStore(PostgresKeyValues, SQLStore):
             drafts, limits=self.limits, once=once, epoch=epoch, expected=expected, claim=claim, release=release
         )
         number, moment = log.number, AppendStamp(self.clock)
-        with self._heads.lock(number):
+
+        def work() -> AppendResult:
             head = self._heads.get(number)
             plain = once is None and claim is None and not release and expected in (None, head and head.head)
             if (
@@ -210,6 +236,8 @@ class PostgresStore(PostgresKeyValues, SQLStore):
                 raise
             self._heads.put(number, after)
             return outcome
+
+        return self._hold_log(number, work)
 
     def _append_fast(self, log: Log, head: Head, asked: AppendRequest, moment: AppendStamp) -> bool:
         """One statement, if the head is where this process left it and there is nothing but events and names."""

@@ -3,6 +3,8 @@
 A connection that failed or was interrupted is closed, never handed out again. A unit of work is tried again after its
 connection was lost, so it must find out by itself whether the attempt before was committed: the answer to a COMMIT can
 get lost although the COMMIT did not.
+
+A server can fall silent without closing a connection: a cut cable, a frozen machine. So each wait for it has a limit.
 """
 
 from __future__ import annotations
@@ -11,10 +13,8 @@ import os
 import re
 import select
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
@@ -33,6 +33,7 @@ from holdfast.errors import (
 )
 from holdfast.operating_system import register_at_fork
 from holdfast.stores.migrations import Migration, migrate
+from holdfast.stores.places import Call, Places
 
 try:
     import psycopg
@@ -41,10 +42,13 @@ except ImportError as error:
     raise MissingExtra("PostgresStore", "postgres") from error
 
 T = TypeVar("T")
-Connection = psycopg.Connection[tuple[Any, ...]]
 DatabaseError = psycopg.Error
 
 MAX_CONNECTIONS = 8
+CONNECT_SECONDS = 5  # for a server to accept a connection
+SILENT_SECONDS = 1.0  # after the server's own limit for a statement: then the connection is given up
+LONG_WORK = 60  # times as long as other statements may take: removals, erasures and migrations touch many rows
+LONGEST_WORK = 86_400.0  # seconds
 STRIPES = 256
 MIGRATION_LOCK = 0x686F6C64  # "hold"
 CREATE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS holdfast"
@@ -53,6 +57,7 @@ CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS holdfast.migrations(
 MIGRATIONS = "SELECT version, digest FROM holdfast.migrations"
 RECORD_MIGRATION = "INSERT INTO holdfast.migrations VALUES(%s,%s,%s)"
 LOCK = "SELECT pg_advisory_xact_lock(%s)"
+SET_LIMIT = "SELECT set_config('statement_timeout', %s, true)"
 
 # The server goes away or comes back, or another transaction was in the way: trying again is right.
 TRANSIENT_ERRORS = (
@@ -90,6 +95,31 @@ def _after_fork_in_child() -> None:
 register_at_fork(after_in_child=_after_fork_in_child)
 
 
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that does not wait for a silent server for ever."""
+
+    answer_seconds: float | None = None  # for the answer to one statement
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ANN401 - psycopg's
+        try:
+            return super().wait(gen, interval, self.answer_seconds if timeout is None else timeout)
+        except pg._WaitTimeout as error:
+            if timeout is not None:
+                raise
+            raise ServerSilent(f"no answer within {self.answer_seconds:g} s") from error
+
+    def allow_long_work(self) -> None:
+        """Let the statements of this transaction take longer than others."""
+        assert self.answer_seconds is not None
+        seconds = min(self.answer_seconds * LONG_WORK, LONGEST_WORK)
+        self.execute(SET_LIMIT, (f"{seconds:.0f}s",))
+        self.answer_seconds = seconds + SILENT_SECONDS
+
+
+class ServerSilent(psycopg.OperationalError):
+    """The server sent nothing for longer than its own limit for a statement."""
+
+
 class PostgresServer:
     """The connections of this process to one database."""
 
@@ -109,8 +139,18 @@ class PostgresServer:
             text = "the connection string cannot be read: write it like postgresql://user:password@host:5432/database"
             raise InvalidArgument(text) from None
         limit = int(patience * 1000)
-        limits = f"-c lock_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
-        self._conninfo = psycopg.conninfo.make_conninfo(dsn, options=f"{known.get('options') or ''} {limits}".strip())
+        limits = f"-c lock_timeout={limit} -c statement_timeout={limit} -c idle_in_transaction_session_timeout={limit}"
+        # Where the network is cut, neither side hears of it: the system has to ask whether the other one is there.
+        deadlines = {
+            "connect_timeout": CONNECT_SECONDS,
+            "keepalives_idle": CONNECT_SECONDS,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": limit,
+        }
+        given = {name: value for name, value in deadlines.items() if name not in known}
+        options = f"{known.get('options') or ''} {limits}".strip()
+        self._conninfo = psycopg.conninfo.make_conninfo(dsn, options=options, **given)
         try:
             self.run_unit(self._migrate)
         except BaseException:
@@ -119,9 +159,9 @@ class PostgresServer:
 
     def _reset_pool(self) -> None:
         self.heads: dict[int, Any] = {}  # what a store knows of its logs; per process, like the connections
-        self.locks = [threading.Lock() for _ in range(STRIPES)]
+        self.locks = [Places() for _ in range(STRIPES)]
         self._idle: list[Connection] = []
-        self._slots = threading.BoundedSemaphore(self.connections)
+        self._slots = Places(self.connections)
 
     def leave_to_parent(self) -> None:
         """In a forked child: the connections are the parent's."""
@@ -132,29 +172,42 @@ class PostgresServer:
         if self.closed:
             raise StoreClosed("this PostgresStore was closed: open a new one")
 
-    @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """A connection in autocommit mode; anything but a clean end closes it."""
+    def _use_connection(self, work: Callable[[Connection], T]) -> T:
+        """Call `work` with a connection in autocommit mode; anything but a clean end closes it."""
         self._check_open()
-        if not self._slots.acquire(timeout=self.patience):
+        call = Call(sys._getframe())
+        # A thread that was interrupted in its own unit of work gets a connection beside the slots: it holds one.
+        if not self._slots.take(call, self.patience) and not self._slots.is_held_here():
             raise StoreBusy(f"all {self.connections} connections were in use for {self.patience:g} s: try again")
         try:
             try:
                 db = self._idle.pop()
             except IndexError:
-                db = psycopg.connect(self._conninfo, autocommit=True)
+                db = Connection.connect(self._conninfo, autocommit=True)
                 self._has_connected = True
+            db.answer_seconds = self.patience + SILENT_SECONDS
             try:
-                yield db
+                result = work(db)
             except AgentError:  # refused by us: the connection is as good as before
                 self._give_back(db)
                 raise
-            except BaseException:
+            except BaseException as error:
                 db.close()
+                if isinstance(error, psycopg.OperationalError) and _is_connection_lost(error):
+                    self._close_idle()  # they lead to the same server, which may be gone or silent
                 raise
             self._give_back(db)
+            return result
         finally:
-            self._slots.release()
+            self._slots.release(call)
+            call.end()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            try:
+                self._idle.pop().close()
+            except IndexError:
+                break  # another thread took the last one
 
     def _give_back(self, db: Connection) -> None:
         if self.closed or db.closed or db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
@@ -174,8 +227,7 @@ class PostgresServer:
         """Do a unit of work that is not repeated; raises the errors of the driver."""
         began = self._stopwatch.monotonic()
         try:
-            with self.connection() as db:
-                return work(db)
+            return self._use_connection(work)
         finally:
             self._report_if_slow(began)
 
@@ -189,8 +241,7 @@ class PostgresServer:
         tries = 0
         while True:
             try:
-                with self.connection() as db:
-                    return work(db)
+                return self._use_connection(work)
             except psycopg.Error as error:
                 passing = isinstance(error, TRANSIENT_ERRORS) or (
                     isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and error.sqlstate is None
@@ -198,10 +249,9 @@ class PostgresServer:
                 tries += 1
                 if not self._has_connected and tries == 1:  # once: a wrong name is there from the beginning
                     self._raise_refusal(error)
-                # A server that came back leaves a pool of dead connections: those are tried without a pause.
-                if not passing or (self.clock.monotonic() > deadline and tries > self.connections):
+                if not passing or (self.clock.monotonic() > deadline and tries > 1):
                     raise self._translate(error) from error
-                if tries > self.connections + 1 or not self._idle:
+                if tries > 1:  # the first failure may be that of a connection to a server that was restarted
                     self.clock.sleep(min(0.005 * tries, 0.1))
 
     def transaction(self, work: Callable[[Connection], T]) -> T:
@@ -229,6 +279,7 @@ class PostgresServer:
             db.execute(RECORD_MIGRATION, (migration.version, migration.name, migration.digest))
 
         with db.transaction():
+            db.allow_long_work()
             db.execute(LOCK, (MIGRATION_LOCK,))
             db.execute(CREATE_SCHEMA)
             db.execute(CREATE_MIGRATIONS)
@@ -261,8 +312,7 @@ class PostgresServer:
 
     def close(self) -> None:
         self.closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._close_idle()
 
 
 def find_refusal(conninfo: str, seconds: float) -> str | None:
@@ -295,6 +345,10 @@ def find_refusal(conninfo: str, seconds: float) -> str | None:
         connection.finish()
         os.close(reader)
         os.close(writer)
+
+
+def _is_connection_lost(error: psycopg.Error) -> bool:
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
 def _first_line(error: psycopg.Error) -> str:

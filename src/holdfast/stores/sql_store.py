@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Any, TypeVar
 
 from holdfast.clock import Clock
@@ -60,12 +59,14 @@ class AppendStamp:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._at = 0
         self._salts = b""
         self.batches: list[AppendBatch] = []
 
-    @cached_property
+    @property
     def at(self) -> int:
-        return self._clock.now()
+        self._at = self._at or self._clock.now()
+        return self._at
 
     def random(self, size: int) -> bytes:
         self._salts = self._salts or self._clock.random_bytes(size)
@@ -77,12 +78,16 @@ class NewLogStamp:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.is_drawn = False
+        self._drawn: tuple[int, str] | None = None
 
-    @cached_property
+    @property
+    def is_drawn(self) -> bool:
+        return self._drawn is not None
+
+    @property
     def time_and_uid(self) -> tuple[int, str]:
-        self.is_drawn = True
-        return self._clock.now(), self._clock.new_id()
+        self._drawn = self._drawn or (self._clock.now(), self._clock.new_id())
+        return self._drawn
 
 
 class SQLStore(SQLReads):
@@ -93,6 +98,10 @@ class SQLStore(SQLReads):
     @abstractmethod
     def _transaction(self, job: Callable[[Any], T]) -> T:
         """Run a job in a transaction and return its result when it is durable."""
+
+    def _long_transaction(self, job: Callable[[Any], T]) -> T:
+        """Run a job in a transaction that may take longer than others, because it touches many rows."""
+        return self._transaction(job)
 
     def _key_transaction(self, job: Callable[[Any], T]) -> T:
         """Run a job that may create data keys: if it fails, no cached key of it stays."""
@@ -181,7 +190,7 @@ class SQLStore(SQLReads):
             db.execute(self.sql.SET_MASTER, (rotation.fingerprint,))
             return len(changed)
 
-        done = self._transaction(job)
+        done = self._long_transaction(job)
         self._keys.use_rotation(rotation)
         self.tidy()
         return done
@@ -338,7 +347,7 @@ class SQLStore(SQLReads):
             self._forget_head(number)
             return True
 
-        return self._transaction(job)
+        return self._long_transaction(job)
 
     def _purge(self, db: SQLConnection, log: Log) -> None:
         """Remove the rows of a deleted log, unless another log reads from it; then do the same with its ancestors."""

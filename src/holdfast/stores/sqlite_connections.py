@@ -1,17 +1,15 @@
-"""One SQLite file, shared by many threads and processes: one writer connection, a few readers, group commit.
+"""One SQLite file, shared by many threads and processes: one writer connection with a group commit, a few readers.
 
-Group commit has a leader and followers. A thread that finds no writer leads: it commits every queued job, with a
-savepoint for each, then hands over to the first thread that queued a job since. A job returns only after the COMMIT
-that contains it. A failed flush poisons the file: the state on disk is unknown, and more writes could hide that.
+A failed flush poisons the file: the state on disk is unknown, and more writes could hide that.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +19,8 @@ import apsw
 
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
-from holdfast.diagnostics import SLOW_SECONDS, report_slow_store
 from holdfast.errors import (
+    AgentError,
     CorruptLog,
     InvalidArgument,
     StoreBusy,
@@ -34,13 +32,14 @@ from holdfast.errors import (
     UnsafeSQLite,
 )
 from holdfast.operating_system import register_at_fork
+from holdfast.stores.group_commit import GroupCommit
 from holdfast.stores.migrations import Migration, migrate
+from holdfast.stores.places import Call, Places
 
 T = TypeVar("T")
 Connection = apsw.Connection
 
 OLDEST_SAFE = (3, 51, 3)  # before it, two connections checkpointing at once can corrupt the file
-MAX_BATCH = 64
 MAX_READERS = 4
 
 SYNCHRONOUS = {"FULL": "PRAGMA synchronous=FULL", "NORMAL": "PRAGMA synchronous=NORMAL"}
@@ -52,8 +51,6 @@ CREATE_MIGRATIONS = """CREATE TABLE IF NOT EXISTS migrations(
 RECORD_MIGRATION = "INSERT INTO migrations VALUES(?,?,?)"
 
 _files: weakref.WeakSet[SQLiteFile] = weakref.WeakSet()  # files that a fork must pause
-
-
 _fork_lock = threading.RLock()  # no thread opens or closes a file while this process forks
 _paused_files: list[SQLiteFile] = []  # files that are paused for a fork
 
@@ -101,21 +98,7 @@ class _ErrorTranslation:
             raise StoreError(f"{self._file.path} is gone: was it moved or deleted while it was open?") from error
 
 
-class _Job:
-    """A write that waits for its turn."""
-
-    __slots__ = ("done", "error", "promoted", "result", "run", "wake")
-
-    def __init__(self, run: Callable[[Connection], Any]) -> None:
-        self.run = run
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.done = self.promoted = False
-        self.wake = threading.Lock()
-        self.wake.acquire()
-
-
-class SQLiteFile:
+class SQLiteFile(GroupCommit):
     """The connections of this process to one file."""
 
     def __init__(
@@ -128,7 +111,6 @@ class SQLiteFile:
         self.path = os.path.abspath(path)
         self.synchronous, self.busy_seconds, self.vfs, self.clock = synchronous, busy_seconds, vfs, clock
         self.closed = False
-        self.max_batch = MAX_BATCH
         self._reset_locks()
         with _fork_lock:
             self._open()
@@ -136,12 +118,10 @@ class SQLiteFile:
 
     def _reset_locks(self) -> None:
         self._reopen_lock = threading.Lock()
-        self._mutex = threading.Lock()
-        self._write_lock = threading.Lock()  # held while a batch is committed
-        self._queue: deque[_Job] = deque()
-        self._has_leader = False
+        self._reset_queue()
         self._readers: list[Connection] = []
-        self._reader_slots = threading.BoundedSemaphore(MAX_READERS)
+        self._reader_slots = Places(MAX_READERS)
+        self._fork_call, *self._fork_slots = [Call(None) for _ in range(MAX_READERS + 1)]
 
     def _open(self) -> None:
         self.poison_reason: str | None = None
@@ -161,14 +141,14 @@ class SQLiteFile:
     # the moment of the fork.
 
     def pause_for_fork(self) -> None:
-        self._write_lock.acquire()
-        for _ in range(MAX_READERS):
-            self._reader_slots.acquire()
+        self._lead.take(self._fork_call)
+        for slot in self._fork_slots:
+            self._reader_slots.take(slot)
 
     def resume_after_fork(self) -> None:
-        for _ in range(MAX_READERS):
-            self._reader_slots.release()
-        self._write_lock.release()
+        for slot in self._fork_slots:
+            self._reader_slots.release(slot)
+        self._give_up_lead(self._fork_call)
 
     def leave_to_parent(self) -> None:
         if not self.closed and not self._needs_reopen:
@@ -265,104 +245,51 @@ class SQLiteFile:
     def read(self, job: Callable[[Connection], T]) -> T:
         """Run a query on a reader. The job must fetch what it needs before it returns."""
         self._check_open()
-        with self._reader_slots, self._translate_errors():
-            try:
-                db = self._readers.pop()
-            except IndexError:
-                db = self._connect(apsw.SQLITE_OPEN_READWRITE)
-            try:
-                return job(db)
-            finally:
-                if self.closed:
-                    db.close()
-                else:
-                    self._readers.append(db)
+        call = Call(sys._getframe())
+        # A thread that was interrupted inside a read of its own gets a connection beside the slots: it holds a slot.
+        has_slot = self._reader_slots.take(call)
+        try:
+            with self._translate_errors():
+                try:
+                    db = self._readers.pop()
+                except IndexError:
+                    db = self._connect(apsw.SQLITE_OPEN_READWRITE)
+                try:
+                    result = job(db)
+                except (AgentError, apsw.Error):
+                    self._give_back(db, has_slot)
+                    raise
+                except BaseException:
+                    db.close(True)  # interrupted: a statement may be open, and would hold its snapshot of the file
+                    raise
+                self._give_back(db, has_slot)
+                return result
+        finally:
+            if has_slot:
+                self._reader_slots.release(call)
+            call.end()
 
-    # -- writing ---------------------------------------------------------------------------------------------------
+    def _give_back(self, db: Connection, has_slot: bool) -> None:
+        if self.closed or not has_slot:
+            db.close()
+        else:
+            self._readers.append(db)
 
-    def write(self, run: Callable[[Connection], T]) -> T:
-        """Run a job in a transaction, together with the other queued jobs, and return when it is durable."""
+    # -- writing: see `GroupCommit` ----------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
         self._check_open()
         if self.poison_reason:
             raise StorePoisoned(self.poison_reason)
-        job = _Job(run)
-        with self._mutex:
-            self._queue.append(job)
-            lead, self._has_leader = not self._has_leader, True
-        if not lead:
-            self._wait(job)
-        if not job.done:
-            self._lead(job)
-        if job.error is not None:
-            raise job.error
-        result: T = job.result
-        return result
 
-    def _wait(self, job: _Job) -> None:
-        """Until the job is done, or it is this thread's turn to lead."""
-        try:
-            job.wake.acquire()
-        except BaseException:  # a signal: leave the queue, or if too late, the outcome stays unknown
-            with self._mutex:
-                if job in self._queue:
-                    self._queue.remove(job)
-                    if job.promoted:
-                        self._hand_over()
-            raise
-
-    def _hand_over(self) -> None:
-        """Under the mutex: make the first waiter the leader, or end the leadership."""
-        if self._queue:
-            self._queue[0].promoted = True
-            self._queue[0].wake.release()
-        else:
-            self._has_leader = False
-
-    def _lead(self, mine: _Job) -> None:
-        began = self.clock.monotonic()
-        with self._mutex:
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), self.max_batch))]
-        try:
-            with self._write_lock:
-                self._commit(batch)
-        except BaseException as error:  # noqa: BLE001 - every job is answered, and raises it in its own thread
-            for job in batch:
-                job.error = job.error or error
-        finally:
-            with self._mutex:
-                self._hand_over()
-            for job in batch:
-                job.done = True
-                if job is not mine:
-                    job.wake.release()
-        seconds = self.clock.monotonic() - began
-        if seconds > SLOW_SECONDS:
-            report_slow_store(self.path, seconds)
-
-    def _commit(self, batch: list[_Job]) -> None:
+    def check_file(self) -> None:
         if self.closed:
             raise StoreClosed(f"the store of {self.path} was closed: open a new one")
         if self.poison_reason:
             raise StorePoisoned(self.poison_reason)
-        db = self._writer
-        with self._translate_errors():
-            if self._is_replaced():
-                self.poison_reason = f"{self.path} was replaced while it was open: close this store and open it again"
-                raise StorePoisoned(self.poison_reason)
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                if len(batch) == 1:
-                    batch[0].result = batch[0].run(db)
-                else:
-                    for job in batch:
-                        self._run_in_savepoint(db, job)
-                crashpoint("before commit")
-                db.execute("COMMIT")
-                crashpoint("after commit")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
+        if self._is_replaced():
+            self.poison_reason = f"{self.path} was replaced while it was open: close this store and open it again"
+            raise StorePoisoned(self.poison_reason)
 
     def _is_replaced(self) -> bool:
         try:
@@ -370,25 +297,18 @@ class SQLiteFile:
         except FileNotFoundError:
             return True
 
-    def _run_in_savepoint(self, db: Connection, job: _Job) -> None:
-        db.execute("SAVEPOINT job")
-        try:
-            job.result = job.run(db)
-        except Exception as error:  # refused, or broken: the others go on
-            job.error = self._translate(error) if isinstance(error, apsw.Error) else error
-            if not db.in_transaction or self.poison_reason:
-                raise  # SQLite rolled back the transaction, or the state on disk is unknown: the other jobs fail too
-            db.execute("ROLLBACK TO job")
-        db.execute("RELEASE job")
-
     def truncate_wal(self) -> bool:
         """Move everything into the file and empty the log beside it; False if readers of other processes stayed."""
         self._check_open()
-        with self._write_lock, self._translate_errors():
+
+        def checkpoint(db: Connection) -> bool:
             if self.closed or self.poison_reason:
                 return False
-            busy, _, _ = fetch_one(self._writer, "PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
+            busy, _, _ = fetch_one(db, "PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
             return not busy
+
+        with self._translate_errors():
+            return self._run_alone(checkpoint)
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -427,20 +347,22 @@ class SQLiteFile:
 
     def close(self) -> None:
         """Close every connection of this process. Writes under way are finished first."""
-        with _fork_lock, self._write_lock:
-            if self.closed:
-                return
-            self.closed = True
-            if self._needs_reopen:
-                return
-            for db in (*self._readers, self._writer):
-                try:
-                    db.close()
-                except (
-                    apsw.Error
-                ):  # the last checkpoint failed: the log stays, and is read when the file is opened again
-                    db.close(True)
-            self._readers.clear()
+        with _fork_lock:
+            if not self.closed:
+                self._run_alone(self._close_connections)
+
+    def _close_connections(self, writer: Connection) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._needs_reopen:
+            return
+        for db in (*self._readers, writer):
+            try:
+                db.close()
+            except apsw.Error:  # the last checkpoint failed: the log stays, and is read when the file is opened again
+                db.close(True)
+        self._readers.clear()
 
 
 def fetch_one(db: Connection, query: str, values: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:

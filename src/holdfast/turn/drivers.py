@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
-from holdfast.concurrency import off_thread
+from holdfast.concurrency import is_event_loop_running, off_thread
 from holdfast.crashpoints import crashpoint
 from holdfast.diagnostics import class_name, report
 from holdfast.errors import AgentError, ContextTooLong, StreamTruncated, TurnFailed
@@ -19,6 +20,8 @@ from holdfast.log.events import Draft
 from holdfast.models.base import BlockStart, BlockStop, Done, InputJSONDelta, ModelEvent, TextDelta, ThinkingDelta
 from holdfast.models.provider_errors import redact_secrets
 from holdfast.prompt.session_cache import called_by
+from holdfast.stores.lease_renewal import run_on_lease_thread
+from holdfast.stores.places import is_inside_store
 from holdfast.turn.agent_runtime import AgentRuntime
 from holdfast.turn.effects import (
     AppendEvents,
@@ -59,7 +62,10 @@ def drive(runtime: TurnRuntime, opening: list[Draft]) -> Iterator[StreamEvent]:
     try:
         yield from _perform_effects(runtime, runtime.steps(opening))
     except BaseException as error:  # noqa: BLE001 - recorded, and raised
-        runtime.fail(error)
+        if isinstance(error, GeneratorExit) and is_inside_store():
+            run_on_lease_thread(partial(runtime.fail, error))
+        else:
+            runtime.fail(error)
         _report_failure(runtime, error)
         raise _as_agent_error(error) from _cause(error)
     response = runtime.response()
@@ -166,7 +172,10 @@ async def drive_async(runtime: TurnRuntime, opening: list[Draft]) -> AsyncGenera
             async for event in events:
                 yield event
     except BaseException as error:  # noqa: BLE001 - recorded, and raised
-        await off_thread(runtime.fail, error)
+        if isinstance(error, GeneratorExit) and not is_event_loop_running():
+            run_on_lease_thread(partial(runtime.fail, error))  # dropped outside of its event loop: nothing can await
+        else:
+            await off_thread(runtime.fail, error)
         _report_failure(runtime, error)
         raise _as_agent_error(error) from _cause(error)
     response = runtime.response()

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from holdfast.crashpoints import crashpoint
@@ -30,7 +31,7 @@ from holdfast.schema.output import OutputShape
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, encode_holder, lease_seconds
-from holdfast.stores.lease_renewal import Renewal, report_takeover
+from holdfast.stores.lease_renewal import Renewal, report_takeover, run_on_lease_thread
 from holdfast.tools.tool import CALLER_BUDGET
 from holdfast.turn.agent_loop import (
     AgentRules,
@@ -42,6 +43,7 @@ from holdfast.turn.agent_runtime import AgentRuntime
 from holdfast.turn.effects import CallUserFunction, PrepareAgent, Steps, StopAgents
 from holdfast.turn.flow_loop import flow_loop
 from holdfast.turn.instructions import InstructionsCall, follow_head, read_sent_instructions
+from holdfast.turn.late_end import append_end, find_lease
 from holdfast.turn.progress import AgentProgress, TurnProgress
 from holdfast.turn.response import Response, response_of
 from holdfast.turn.run_outcome import error_data, read_turn_events, read_turn_progress, sanitize_text
@@ -87,6 +89,7 @@ class TurnRuntime:
         self.stream: weakref.ref[Any] | None = None  # the generator that a program reads, if it reads a stream
         self._cancel_reason = ""  # why `stop` was called
         self._lock = threading.RLock()  # parallel agents append one after the other
+        self._claim: Claim | None = None  # sent with the first append
         self._is_over = False
         self._halted_paths: list[str] = []  # paths whose agents may not append any more
         self._appended_drafts: list[Draft] = []  # appended events, so that `stop_agents` neither repeats nor loses one
@@ -109,7 +112,7 @@ class TurnRuntime:
         repeats an idempotency key."""
         seconds = lease_seconds()
         since = self.store.clock.monotonic()
-        claim = Claim(holder=encode_holder(self.run), seconds=seconds)
+        claim = self._claim = Claim(holder=encode_holder(self.run), seconds=seconds)
         expected = None if head is None else head.head
         done = self.store.append(self.log, drafts, once=self.once_key, claim=claim, expected=expected)
         if done.repeated:
@@ -117,15 +120,14 @@ class TurnRuntime:
         self._number_messages(drafts, done.first, done.at)
         self.epoch, self.last_seq = done.epoch, done.last
         check = None if self.stream is None else UnreadStream(self, self.stream).check
-        self.renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since, before_renewal=check)
-        self.renewal.__enter__()
+        renewal = Renewal(self.store, self.log, self.epoch, seconds=seconds, since=since, before_renewal=check)
+        self.renewal = renewal.held_for(self)
         if done.has_taken_over:
             report_takeover(self.log, self.run)
 
     def read_progress(self, view: View, head: Head) -> TurnProgress:
         """Return the fold of the open turn's events."""
-        turn = view.turn
-        assert turn is not None
+        assert (turn := view.turn) is not None
         events = read_turn_events(self.store, self.log, turn.run, turn.first, head.head)
         return read_turn_progress(self.store, self.log, turn.run, events)
 
@@ -146,8 +148,7 @@ class TurnRuntime:
         return self._root_effect(first_agent(self.plan))
 
     def _set_view(self, head: Head, view: View, question: Message | None) -> None:
-        self._head, self._view = head, view
-        self._question = "" if question is None else question.text
+        self._head, self._view, self._question = head, view, "" if question is None else question.text
 
     def _root_effect(self, spec: AgentSpec) -> PrepareAgent:
         return PrepareAgent(spec=spec, path="", shape=self.shape or spec.shape)
@@ -209,13 +210,12 @@ class TurnRuntime:
     def append_events(self, drafts: Sequence[Draft], path: str, *, last: bool) -> None:
         """Append events of this turn. The first append takes the lease, the last one releases it. Raises TurnCancelled
         if the turn is over or the agent at `path` was stopped."""
-        crashpoint("before record")
         agent = self.agents.get(path)
+        crashpoint("before record")
         with self._lock:
             if self._is_over or self._is_halted(path):
-                raise TurnCancelled(
-                    self._cancel_reason
-                )  # another agent failed or ended the turn: the work of this agent is not needed
+                # Another agent failed or ended the turn: the work of this agent is not needed.
+                raise TurnCancelled(self._cancel_reason)
             branch = None if agent is None else agent.progress.branch
             stamped = [
                 draft if branch is None or draft.branch is not None else replace(draft, branch=branch)
@@ -228,11 +228,8 @@ class TurnRuntime:
                     self.renewal.begin_effect(None)  # the only agent appends: no effect runs that needs a time limit
                 done = self.store.append(self.log, stamped, epoch=self.epoch, release=last)
                 self._limit_effects()
-                self.has_retention, self.last_seq, self.may_have_queued = (
-                    done.has_retention,
-                    done.last,
-                    done.has_queued_runs,
-                )
+                self.has_retention, self.may_have_queued = done.has_retention, done.has_queued_runs
+                self.last_seq = done.last
                 self._number_messages(drafts, done.first, done.at)
             self._appended_drafts += [draft for draft in drafts if not draft.blobs or draft.type not in LARGE_TYPES]
             self.cache.stored_contexts |= {draft.data["context"] for draft in drafts if draft.type == "model.called"}
@@ -452,6 +449,11 @@ class TurnRuntime:
         """Record that the turn failed or was cancelled, if this process still holds its lease."""
         with self._lock:
             is_left = self.is_detached and isinstance(error, StoreError)  # resumed by a worker when the store is back
+            if self.renewal is None and self._claim is not None and not isinstance(error, AgentError):
+                # Interrupted in its first append, perhaps after the commit.
+                lease = find_lease(self.store, self.log, self._claim)
+                if lease is not None:
+                    self.epoch, self.renewal = lease.epoch, Renewal(self.store, self.log, lease.epoch)
             # The last append may have succeeded without an answer from the store: then a second end would be wrong.
             may_be_over = self.progress.is_ended and (isinstance(error, StoreError) or not isinstance(error, Exception))
             if self.renewal is None or self._is_over or may_be_over or is_left:
@@ -464,8 +466,7 @@ class TurnRuntime:
         data: dict[str, Any] = {"usage": {"milliseconds": self._milliseconds_used()}}
         if not cancelled:
             data["error"] = error_data(error, detached=self.is_detached)
-        drafts: list[Draft] = []
-        shown = ""
+        drafts, shown = list[Draft](), ""
         with suppress(AgentError):  # if the store is unreachable, the in-memory progress is used
             self._forget_unstored("")
         for path, agent in list(self.agents.items()):
@@ -480,6 +481,9 @@ class TurnRuntime:
             self.last_seq = self.store.append(self.log, drafts, epoch=self.epoch, release=True).last
         except AgentError:
             pass  # taken over, or the store is unreachable: the log stays true, and the first error is raised
+        except BaseException:  # interrupted, perhaps after the commit
+            run_on_lease_thread(partial(append_end, self.store, self.log, self.epoch, self.run, drafts))
+            raise
         finally:
             self.close()
 

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -43,17 +44,26 @@ class EventLoopThread:
     """A private event loop on its own thread, for async tools and functions that blocking code calls."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        self._loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Run a coroutine in the event loop, which is started by the first call and again after a fork."""
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
-                threading.Thread(target=self._loop.run_forever, name="holdfast-async", daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        pid = os.getpid()
+        loop = self._loops.get(pid)
+        if loop is None:
+            # No lock: a caller that a signal interrupts would hold it. Of two first callers, one gives the loop.
+            made = asyncio.new_event_loop()
+            loop = self._loops.setdefault(pid, made)
+            if loop is not made:
+                made.close()
+        if not loop.is_running():
+            threading.Thread(target=_run_forever, args=(loop,), name="holdfast-async", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # another thread runs it already
+        loop.run_forever()
 
 
 ASYNC_TOOL_LOOP = EventLoopThread()

@@ -16,13 +16,15 @@ class UnreadStream:
     """Watches the stream of one turn. `check` is called by the thread that renews leases."""
 
     def __init__(self, runtime: TurnRuntime, stream: weakref.ref[Any]) -> None:
-        self._runtime, self._stream = runtime, stream
+        self._runtime, self._stream = weakref.ref(runtime), stream  # weak: a turn that is dropped must go
         self._seen: object = None  # progress of the turn when the reader was last seen away
         self._since = 0.0
 
     def check(self) -> None:
         """Cancel the turn if its reader has taken no event for the agent's `timeout`."""
-        runtime, stream = self._runtime, self._stream()
+        runtime, stream = self._runtime(), self._stream()
+        if runtime is None:
+            return
         agents = list(runtime.agents.values())
         progress = (runtime.last_seq, [(agent.effect_deadline, len(agent.streamed_text)) for agent in agents])
         now = runtime.store.clock.monotonic()
