@@ -465,7 +465,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a session works wherever it likes",
         "work roots",
-        ("server.new_resources", "if real is None or not any(", "if real is None or False and not any("),
+        ("server.work_dirs", "is_inside = any(", "is_inside = True or any("),
     ),
     mutant(
         "a head may come for ever",

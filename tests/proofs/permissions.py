@@ -39,6 +39,7 @@ from tests.proofs.secured_server import (
     name_tenant_agent,
     store_agent,
 )
+from tests.proofs.work_dirs import check_later_work_dirs, check_work_dirs, make_folders
 
 ENOUGH = 20  # failures, after which the rest is not looked for
 MISSING = "there-is-no-such-thing"
@@ -555,13 +556,15 @@ def authorization(size: int, seed: int) -> Report:
     rng = random.Random(seed)
     with (
         make_scratch_directory(memory=True) as directory,
-        SecuredServer(directory) as server,
+        SecuredServer(directory, work_roots=(str(make_folders(directory / "work")),)) as server,
         Caller(server.port) as caller,
     ):
         attack = PermissionAttack(server, rng)
         everybody = list(server.contents.principals.values())
         attack.ask_every_route(caller, everybody)
         attack.failures += [*check_keys_per_user(caller, server), *check_taken_names(caller, server)]
+        attack.failures += check_work_dirs(caller, server, directory / "work")
+        attack.failures += check_later_work_dirs(caller, server, directory / "work")
         counted = attack.cases
         silent = [name for name in CALLS if not attack.answered[name] and not CALLS[name].refuses]
         attack.failures += [f"{name} said yes to nobody: its refusals prove nothing" for name in silent]

@@ -8,6 +8,7 @@ from uuid import uuid4
 from holdfast import Agent, tool
 from holdfast.models.base import ModelRequest
 from holdfast.testing import call, error
+from holdfast.tools.files import read_file
 
 
 @tool(approval="always")
@@ -32,6 +33,8 @@ def answer(request: ModelRequest) -> Any:
         return call("spend", {"cents": 5}, id=uuid4().hex)
     if word == "stumble":
         return call("stumble", {"over": rest})
+    if word == "read":
+        return call("read_file", {"path": rest})
     if word == "fail":
         return error(rest)
     if word == "crash":
@@ -39,4 +42,4 @@ def answer(request: ModelRequest) -> Any:
     return "I have heard you, and have nothing to add."
 
 
-helper = Agent(name="helper", provider="scripted", script=answer, tools=[spend, stumble])
+helper = Agent(name="helper", provider="scripted", script=answer, tools=[spend, stumble, read_file])

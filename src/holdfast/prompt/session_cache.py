@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.policy.retention import Retention
     from holdfast.prompt.history_window import HistoryWindow  # loaded by the first turn, not with the session
 
@@ -57,3 +59,4 @@ class TurnSession(Protocol):
     def set_state(self, name: str, value: Any, *, scope: str = "session") -> None: ...  # noqa: ANN401 - JSON
     def delete_state(self, name: str, *, scope: str = "session") -> bool: ...
     def scope_state(self, scope: str) -> dict[str, Any]: ...
+    def _resolve_work_dir(self, path: str) -> Path: ...

@@ -234,6 +234,11 @@ class Config:
                 raise InvalidArgument(f"--work-root {each!r} is not absolute")
             if not Path(each).is_dir():
                 raise InvalidArgument(f"--work-root {each!r} is no directory: make it first")
+        real = [Path(each).resolve() for each in self.work_roots]
+        for each in real:
+            if any(each != other and each.is_relative_to(other) for other in real):
+                # The folder of a tenant in the outer root could be the inner root, which has folders of all tenants.
+                raise InvalidArgument(f"--work-root {str(each)!r} is inside another work root: give one of them")
         for setting in SETTINGS:
             if setting.kind is tuple and len(getattr(self, setting.name)) > MOST_TEXTS:
                 raise InvalidArgument(f"{setting.flag} is given more than {MOST_TEXTS} times")

@@ -87,11 +87,10 @@ class ToolContext:
     A tool that is to be repeated safely hands `idempotency_key` to the outside world; a long one looks at `cancelled`.
     """
 
-    __slots__ = ("_cancelled", "_on_progress", "idempotency_key", "report_usage", "session", "state", "work_dir")
+    __slots__ = ("_cancelled", "_on_progress", "_work_dir", "idempotency_key", "report_usage", "session", "state")
 
     session: Any
     state: Any
-    work_dir: Path | None
     idempotency_key: str
 
     def __init__(
@@ -99,17 +98,23 @@ class ToolContext:
         *,
         session: object = None,
         state: object = None,
-        work_dir: Path | None = None,
+        work_dir: Path | Callable[[], Path] | None = None,
         idempotency_key: str = "",
         cancelled: Callable[[], bool] | Event = _never_cancelled,
         on_progress: Callable[[str], None] = _ignore_progress,
         meter: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
-        self.session, self.state, self.work_dir = session, state, work_dir
+        self.session, self.state, self._work_dir = session, state, work_dir
         self.idempotency_key = idempotency_key
         self.report_usage = meter  # takes the usage of an agent that runs as a tool; raises if the budget is exceeded
         self._cancelled = cancelled.is_set if isinstance(cancelled, Event) else cancelled
         self._on_progress = on_progress
+
+    @property
+    def work_dir(self) -> Path | None:
+        """The folder of the session's files. A server checks each time whether it is the owner's, and may refuse."""
+        found = self._work_dir
+        return found() if callable(found) else found
 
     @property
     def cancelled(self) -> bool:

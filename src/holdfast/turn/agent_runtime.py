@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.diagnostics import Fields, report
@@ -243,7 +242,7 @@ class AgentRuntime:
         return ToolContext(
             session=runtime.session,
             state=runtime.state,
-            work_dir=None if work_dir is None else Path(work_dir),
+            work_dir=None if work_dir is None else partial(runtime.session._resolve_work_dir, work_dir),
             idempotency_key=call_key(runtime.log.uid, self.progress.run, call.id),
             cancelled=cancelled,
             on_progress=on_progress,

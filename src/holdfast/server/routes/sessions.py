@@ -20,7 +20,7 @@ from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute, fast_path, parse_query
 from holdfast.server.idempotency import create_once
-from holdfast.server.new_resources import NewSession, find_own_session, may_see, resolve_work_dir
+from holdfast.server.new_resources import NewSession, find_own_session, may_see
 from holdfast.server.routes import approvals, compliance, facts, forks, history, state
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import (
@@ -31,6 +31,7 @@ from holdfast.server.schemas.serializers import (
     session_dict,
     session_summary_dict,
 )
+from holdfast.server.work_dirs import resolve_work_dir
 from holdfast.session.session import Session
 from holdfast.stores.base import Log
 
@@ -53,7 +54,11 @@ def create_session(
     options = body.model_dump(exclude_unset=True, exclude={"id", "exist_ok", "user_id", "work_dir"})
     options["user_id"] = caller.resolve_owner(body.user_id)
     if body.work_dir is not None:
-        options["work_dir"] = resolve_work_dir(body.work_dir, server.config.work_roots)
+        known = caller.store.find("session", body.id) if body.id is not None and body.exist_ok else None
+        owner = options["user_id"] if known is None else known.user_id  # a session that exists keeps its owner
+        options["work_dir"] = resolve_work_dir(
+            body.work_dir, server.config.work_roots, tenant=caller.tenant, user=owner
+        )
     if body.id is not None and body.exist_ok:
         session, status = _open_or_create(caller, check_id(body.id), options)
     else:
@@ -143,7 +148,9 @@ def change_session(caller: Writer, server: Serving, session_id: SessionId, body:
     session = caller.open_session(session_id)
     given = body.fields_sent()
     if given.get("work_dir") is not None:
-        given["work_dir"] = resolve_work_dir(given["work_dir"], server.config.work_roots)
+        given["work_dir"] = resolve_work_dir(
+            given["work_dir"], server.config.work_roots, tenant=caller.tenant, user=session.user_id
+        )
     drafts, actor = [], actor_of(caller)
     if fields := _collect_changes(session, given):
         drafts.append(Draft(type="session.changed", data=fields, actor=actor))
