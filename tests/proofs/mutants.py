@@ -455,7 +455,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "every user may write shared state",
         "callers",
-        ("server.routes.state", 'if scope == "app" and caller.user is not None', "if False"),
+        ("server.routes.state", 'if scope == "app" and not caller.is_application', "if False"),
     ),
     mutant(
         "a route is open unless it is closed",

@@ -17,6 +17,12 @@ def spend(cents: int) -> str:
     return f"spent {cents}"
 
 
+@tool(approval="second_person")
+def transfer(cents: int) -> str:
+    """Transfer money, if another person agrees."""
+    return f"transferred {cents}"
+
+
 @tool
 def stumble(over: str) -> str:
     """Fail, and say over what."""
@@ -31,6 +37,8 @@ def answer(request: ModelRequest) -> Any:
         return "That is done."
     if word == "spend":
         return call("spend", {"cents": 5}, id=uuid4().hex)
+    if word == "transfer":
+        return call("transfer", {"cents": 500}, id=uuid4().hex)
     if word == "stumble":
         return call("stumble", {"over": rest})
     if word == "read":
@@ -42,4 +50,4 @@ def answer(request: ModelRequest) -> Any:
     return "I have heard you, and have nothing to add."
 
 
-helper = Agent(name="helper", provider="scripted", script=answer, tools=[spend, stumble, read_file])
+helper = Agent(name="helper", provider="scripted", script=answer, tools=[spend, transfer, stumble, read_file])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from holdfast.policy.retention import Retention
     from holdfast.prompt.history_window import HistoryWindow  # loaded by the first turn, not with the session
 
@@ -41,6 +40,8 @@ class SessionCache:
     retention: tuple[int, Retention] | None = None  # the last retention.set event read: its seq and its retention
     visible_count: tuple[int, int, int] = (-1, 0, 0)  # edition of the view, head, number of visible messages at it
 
+    resolve_work_dir: Callable[[str], Path] = Path  # makes a stored work_dir a folder for tools; a server may refuse it
+
     def forget_history(self) -> None:
         """Drop the messages and prompts that were read from the log: an erasure may have removed some of them."""
         self.window = None
@@ -59,4 +60,3 @@ class TurnSession(Protocol):
     def set_state(self, name: str, value: Any, *, scope: str = "session") -> None: ...  # noqa: ANN401 - JSON
     def delete_state(self, name: str, *, scope: str = "session") -> bool: ...
     def scope_state(self, scope: str) -> dict[str, Any]: ...
-    def _resolve_work_dir(self, path: str) -> Path: ...

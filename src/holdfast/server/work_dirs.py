@@ -10,11 +10,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import ToolError
 from holdfast.server.schemas.serializers import field_error
 from holdfast.session.session import Session
+
+if TYPE_CHECKING:
+    from holdfast.agent_base import BaseAgent
+    from holdfast.stores.base import Log, Store
 
 WORK_ROOT_HINT = "start the server with --work-root PATH (or HOLDFAST_WORK_ROOTS)"
 NO_TENANT = "@"  # stands for the tenant "", and is the encoded name of no tenant
@@ -67,16 +73,23 @@ def _find_directory(path: str, roots: Sequence[str | Path], folder: str) -> str 
     return str(real) if is_directory and is_inside else None
 
 
+def _resolve_for_tool(roots: Sequence[str], tenant: str, user: str | None, path: str) -> Path:
+    found = _find_directory(path, roots, folder_of(tenant, user))
+    if found is None:  # the text is for the model, so it names no directory of the server
+        raise ToolError("the work_dir of this session is not in the folder of its owner on this server")
+    return Path(found)
+
+
 def served_session_class(roots: Sequence[str]) -> type[Session]:
     """Return the class of the sessions whose turns run on a server with these work roots."""
 
     class ServedSession(Session):
         """A session whose tools use a work_dir only if it is in the folder of the session's owner."""
 
-        def _resolve_work_dir(self, path: str) -> Path:
-            found = _find_directory(path, roots, folder_of(self.store.tenant, self.log.user_id))
-            if found is None:  # the text is for the model, so it names no directory of the server
-                raise ToolError("the work_dir of this session is not in the folder of its owner on this server")
-            return Path(found)
+        @classmethod
+        def on_log(cls, store: Store, log: Log, agent: BaseAgent | None = None) -> Self:
+            session = super().on_log(store, log, agent)
+            session.cache.resolve_work_dir = partial(_resolve_for_tool, roots, store.tenant, log.user_id)
+            return session
 
     return ServedSession

@@ -92,10 +92,6 @@ class FieldMethods:
     def work_dir(self, value: str | Path | None) -> None:
         self._change_fields({"work_dir": None} if value is None else self._build_fields(work_dir=value))
 
-    def _resolve_work_dir(self, path: str) -> Path:
-        """Return the folder that a tool may use for the stored path of a work_dir. A server overrides this."""
-        return Path(path)
-
     def change(
         self,
         *,

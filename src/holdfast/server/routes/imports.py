@@ -14,6 +14,7 @@ from holdfast.log.events import Draft, Event
 from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.named_values import columns_of
 from holdfast.server.auth import Caller
+from holdfast.server.field_rights import check_imported_fields
 from holdfast.server.idempotency import create_once
 from holdfast.server.new_resources import find_own_session
 from holdfast.server.schemas import requests, responses, sent_messages
@@ -38,6 +39,7 @@ _READ_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Re
 def import_session(caller: Caller, server: Serving, request: Request, body: requests.Imported) -> Session:
     owner = caller.resolve_owner(body.user_id)
     exported = _read_export(body.data)
+    check_imported_fields(caller, exported)
     user_id = owner if owner is not None else check_owner(exported.user_id, "user_id of the export")
     app_name = body.app_name or check_owner(exported.app_name, "app_name of the export")
     _check_work_dirs(exported, server.config.work_roots, caller.tenant, user_id)

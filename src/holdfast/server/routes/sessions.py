@@ -16,8 +16,9 @@ from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_id, check_owner
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
-from holdfast.server.auth import Caller, Reader, Writer
+from holdfast.server.auth import Caller, Chatter, Reader, Writer
 from holdfast.server.errors import ERRORS
+from holdfast.server.field_rights import DEVICE_SESSION_FIELDS, check_application_fields, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute, fast_path, parse_query
 from holdfast.server.idempotency import create_once
 from holdfast.server.new_resources import NewSession, find_own_session, may_see
@@ -47,10 +48,12 @@ router = APIRouter(route_class=StrictRoute, tags=["sessions"], responses=ERRORS)
     responses={200: {"model": responses.FullSession, "description": "It was there, and `exist_ok` was sent."}},
 )
 def create_session(
-    caller: Writer, server: Serving, request: Request, body: requests.NewSession | None = None
+    caller: Chatter, server: Serving, request: Request, body: requests.NewSession | None = None
 ) -> Response:
     """Create a session. An id that exists is a conflict, unless `exist_ok` says to open it."""
     body = body or requests.NewSession()
+    check_device_fields(caller, body.model_fields_set, DEVICE_SESSION_FIELDS)
+    check_application_fields(caller, body.model_fields_set)
     options = body.model_dump(exclude_unset=True, exclude={"id", "exist_ok", "user_id", "work_dir"})
     options["user_id"] = caller.resolve_owner(body.user_id)
     if body.work_dir is not None:
@@ -145,6 +148,7 @@ def get_session(caller: Reader, session_id: SessionId) -> Response:
 )
 def change_session(caller: Writer, server: Serving, session_id: SessionId, body: requests.SessionChange) -> Response:
     """Change the fields that are sent and keep the others; all changes or none."""
+    check_application_fields(caller, body.model_fields_set)
     session = caller.open_session(session_id)
     given = body.fields_sent()
     if given.get("work_dir") is not None:
