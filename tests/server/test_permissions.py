@@ -15,14 +15,8 @@ from holdfast.server.app import Server, create_app
 from holdfast.server.config import Config
 from holdfast.stores import MemoryStore
 from tests.proofs.http_detectors import FEW, add_unguarded_route, check_shared_state, check_unguarded_route
-from tests.proofs.permissions import (
-    CALLS,
-    FIELDS,
-    PermissionAttack,
-    check_keys_per_user,
-    check_taken_names,
-    list_routes,
-)
+from tests.proofs.permission_table import CALLS, FIELDS
+from tests.proofs.permissions import PermissionAttack, check_keys_per_user, check_taken_names, list_routes
 from tests.proofs.secured_server import Caller, SecuredServer
 
 

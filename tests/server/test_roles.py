@@ -89,7 +89,14 @@ def test_a_session_that_exists_is_opened_by_a_device_and_not_changed(keys: Keys)
     place = keys.create("acme service write", user_id="alice", system="Be kind.", metadata={"plan": "free"})
     id = place.rpartition("/")[2]
     assert keys.ask(DEVICE, "POST", "/sessions", {"id": id, "exist_ok": True}).status == 200
-    for field in ({"system": None}, {"metadata": {}}, {"state": {}}, {"budget": None}, {"messages": []}):
+    fields: list[dict[str, Any]] = [
+        {"system": None},
+        {"metadata": {}},
+        {"state": {}},
+        {"budget": None},
+        {"messages": []},
+    ]
+    for field in fields:
         answer = keys.ask(DEVICE, "POST", "/sessions", {"id": id, "exist_ok": True} | field)
         assert answer.status == 403, field
         assert next(iter(field)) in answer.json["error"]
