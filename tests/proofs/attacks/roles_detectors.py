@@ -26,7 +26,8 @@ def _use_foreign_work_dirs(seed: int) -> list[str]:
 
 def _decide_as_everybody(seed: int) -> list[str]:
     """Decisions of those who may not decide, in every place where the rule could be lost; and a lifted budget."""
-    store, found = MemoryStore(), []
+    store = MemoryStore()
+    found: list[str] = []
     for name, approval, refused, allowed in (
         ("second", "second_person", ("alice", "dave", None), "bob"),
         ("named", ["boss", "alice"], ("alice", "bob", None), "boss"),
@@ -53,15 +54,14 @@ def _make_payer(approval: Any, store: MemoryStore) -> Agent:
 
 
 def _try_decisions(session: Session, refused: tuple[str | None, ...], allowed: str) -> list[str]:
-    found = []
     for actor in refused:
         try:
             session.approve("c1", actor=actor)
         except WrongApprover:
             continue
-        return [*found, f"{session.id}: {actor} approved"]
+        return [f"{session.id}: {actor} approved"]
     session.approve("c1", actor=allowed)
-    return found
+    return []
 
 
 def _lift_budget() -> list[str]:
