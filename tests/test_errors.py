@@ -64,6 +64,7 @@ SAMPLES: dict[str, Callable[[], AgentError]] = {
     "Unavailable": lambda: errors.Unavailable("the server stops", retry_after=3.0),
     "UnsupportedMediaType": errors.UnsupportedMediaType,
     "ViewChanged": errors.ViewChanged,
+    "WrongApprover": lambda: errors.WrongApprover("call_1", "alice", ["boss"]),
 }
 PROVIDER = {"provider": "openai", "http_status": 429, "retryable": True, "retry_after": 2.5}
 

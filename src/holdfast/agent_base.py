@@ -120,7 +120,7 @@ def _call_as_tool(
         user_id=caller.user_id,
         app_name=caller.app_name,
         metadata={"caller": caller.id, "agent": agent.name},
-        work_dir=caller.work_dir,
+        work_dir=ctx.work_dir,
         budget=budget,
         retention=caller.retention,  # kept as long as the conversation that it belongs to
     )

@@ -8,8 +8,8 @@ AgentError
 │  │  MissingUser, MissingState, InvalidTool, BadArguments
 │  └─ MissingUser: MissingApp
 ├─ SessionError: SessionNotFound, SessionExists, SessionMismatch, Conflict, ViewChanged, StaleEpoch, SessionBusy,
-│  │  KeyReused, LifecycleError, TurnOpen, QueueFull, NothingToRetry, NothingPending, ApprovalPending,
-│  │  ImmutableSession, SessionHeld, SearchUnavailable
+│  │  KeyReused, LifecycleError, TurnOpen, QueueFull, NothingToRetry, NothingPending, WrongApprover,
+│  │  ApprovalPending, ImmutableSession, SessionHeld, SearchUnavailable
 │  └─ Conflict: EventsLost
 ├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, InstructionsFailed, TurnParked, TurnCancelled,
 │     RoutingError, HandoffLoop
@@ -268,6 +268,17 @@ class NothingPending(SessionError, code="nothing_pending"):
         self.call_id, self.pending = call_id, tuple(pending)
         waiting = ", ".join(self.pending) or "none"
         super().__init__(f"call {call_id!r} does not wait for a decision; waiting now: {waiting}")
+
+
+class WrongApprover(SessionError, code="wrong_approver", status=403):
+    """Another person must decide about the call: its tool names who may, or asks for a second person."""
+
+    def __init__(self, call_id: str, actor: str | None, approvers: Iterable[str] = ()) -> None:
+        self.call_id, self.actor, self.approvers = call_id, actor, tuple(approvers)
+        names = ", ".join(self.approvers)
+        who = f"one of {names} who did not ask for it" if names else "another person than the one who asked for it"
+        given = "name the person who decides with actor=" if actor is None else f"{actor!r} may not"
+        super().__init__(f"call {call_id!r} is to be decided by {who}: {given}")
 
 
 class ApprovalPending(SessionError, code="approval_pending"):

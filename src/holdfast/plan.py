@@ -40,7 +40,7 @@ class AgentSpec:
     find_handoff_plan: Callable[[str], Plan | None] | None = None
     recall: Callable[[Store, Log, str, int], str] | None = None  # memories about a question, in at most so many bytes
     allows_compaction: bool = True  # whether the session's own strategy may make room in a prompt
-    budget: Budget | None = None  # budget for a session that has none of its own
+    budget: Budget | None = None  # the ceiling of each session that it runs in
     options: Mapping[str, Any] = field(default_factory=dict)  # temperature, max_tokens, stop, tool_choice
 
 

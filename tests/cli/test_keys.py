@@ -55,6 +55,15 @@ def test_a_key_is_made_shown_once_listed_and_revoked(keys: KeysCommand) -> None:
     assert (again.returncode, json.loads(again.stdout)) == (0, {"id": key_id, "revoked": True})
 
 
+def test_a_device_key_is_a_users_and_may_approve_if_it_is_told_to(keys: KeysCommand) -> None:
+    refused = keys("create", "--role", "chat")
+    assert refused.returncode == 2
+    assert "user" in refused.stderr
+    made = json.loads(keys("create", "--role", "chat", "--user", "alice", "--approve", "--json").stdout)
+    assert (made["role"], made["user"], made["may_approve"]) == ("chat", "alice", True)
+    assert keys("list").stdout.splitlines()[1].split()[2] == "chat+approve"
+
+
 def test_scripts_get_json(keys: KeysCommand) -> None:
     made = json.loads(keys("create", "--json").stdout)
     assert made["key"].split("_")[1] == made["id"]

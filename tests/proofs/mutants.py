@@ -460,7 +460,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "every user may write shared state",
         "callers",
-        ("server.routes.state", 'if scope == "app" and caller.user is not None', "if False"),
+        ("server.routes.state", 'if scope == "app" and not caller.is_application', "if False"),
     ),
     mutant(
         "a route is open unless it is closed",
@@ -470,7 +470,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a session works wherever it likes",
         "work roots",
-        ("server.new_resources", "if real is None or not any(", "if real is None or False and not any("),
+        ("server.work_dirs", "is_inside = any(", "is_inside = True or any("),
     ),
     mutant(
         "a head may come for ever",

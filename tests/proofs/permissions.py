@@ -1,8 +1,8 @@
 """B13: every caller asks every route for every id. No caller reads or changes what another user owns.
 
-`CALLS` says how each route is asked so that it says yes; a route that is not there fails the proof. In a call `$name`
-stands for an id: the caller's own, a foreign one or one that there is not, and the answers to the last two must be the
-same. What is kept is read past the server, before and after.
+The table of routes says who may ask each, and how it is asked so that it says yes; a route that is not there, or that
+declares another permission, fails the proof. Each id in a call is the caller's own, a foreign one or one that there is
+not, and the answers to the last two must be the same. What is kept is read past the server, before and after.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -23,6 +23,7 @@ from holdfast import Session
 from holdfast.server.auth import permission_of
 from tests.proofs import Report, proof
 from tests.proofs.crashes import make_scratch_directory
+from tests.proofs.permission_table import CALLS, FIELDS, Call, start_waiting_turn
 from tests.proofs.secured_server import (
     COMMON,
     OWNERS,
@@ -39,114 +40,13 @@ from tests.proofs.secured_server import (
     name_tenant_agent,
     store_agent,
 )
+from tests.proofs.work_dirs import check_later_work_dirs, check_work_dirs, make_folders
 
 ENOUGH = 20  # failures, after which the rest is not looked for
 MISSING = "there-is-no-such-thing"
 SSE = {"Accept": "text/event-stream"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """How a route is asked."""
-
-    body: Any = None
-    query: dict[str, str] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
-    prepare: Callable[[Session], object] | None = None  # what a session must have been through for this
-    refuses: bool = False  # there is nothing it says yes to
-
-
-def _make_call(body: Any = None, **more: Any) -> Call:
-    return Call(body=body, **more)
-
-
-def _start_waiting_turn(session: Session) -> None:
-    session.run("spend a little")
-
-
-def _approve_waiting_call(session: Session) -> None:
-    session.run("spend a little")
-    session.approve(session.pending[0].call_id)
-
-
-CALLS: dict[str, Call] = {
-    "GET /health": _make_call(),
-    "GET /ready": _make_call(),
-    "GET /metrics": _make_call(),
-    "GET /": _make_call(),
-    "GET /openapi.json": _make_call(),
-    "GET /tools": _make_call(),
-    "POST /agents": _make_call({"id": "$new", "provider": "echo"}),
-    "GET /agents": _make_call(),
-    "GET /agents/{agent_id}": _make_call(),
-    "PUT /agents/{agent_id}": _make_call({"provider": "echo"}),
-    "DELETE /agents/{agent_id}": _make_call(),
-    "POST /sessions": _make_call({"id": "$new", "user_id": "$user"}),
-    "GET /sessions": _make_call(query={"user_id": "$user", "after": "$other"}),
-    "GET /sessions/{session_id}": _make_call(),
-    "PUT /sessions/{session_id}": _make_call({"title": "another"}),
-    "DELETE /sessions/{session_id}": _make_call(),
-    "POST /sessions/{session_id}/pause": _make_call({"actor": "$user"}),
-    "POST /sessions/{session_id}/close": _make_call({"actor": "$user"}),
-    "POST /sessions/{session_id}/archive": _make_call({"actor": "$user"}),
-    "POST /sessions/{session_id}/reopen": _make_call({"actor": "$user"}, prepare=Session.close),
-    "GET /sessions/{session_id}/history": _make_call(),
-    "POST /sessions/{session_id}/messages": _make_call({"messages": [{"role": "user", "content": "more"}]}),
-    "POST /sessions/{session_id}/clear": _make_call({"actor": "$user"}),
-    "POST /sessions/{session_id}/rewind": _make_call({"to": 2, "actor": "$user"}),
-    "GET /sessions/{session_id}/search": _make_call(query={"q": "said"}),
-    "POST /sessions/{session_id}/prune": _make_call(
-        {"strategy": "keep_last_1", "agent_id": "$agent", "actor": "$user"}
-    ),
-    "POST /sessions/{session_id}/undo_prune": _make_call({"actor": "$user"}),
-    "GET /sessions/{session_id}/context": _make_call(query={"agent_id": "$agent"}),
-    "POST /sessions/{session_id}/fork": _make_call({"id": "$new"}),
-    "GET /sessions/{session_id}/forks": _make_call(),
-    "GET /sessions/{session_id}/compare": _make_call(query={"with": "$other"}),
-    "POST /sessions/{session_id}/replay": _make_call({"agent_id": "$agent"}),
-    "GET /sessions/{session_id}/brief": _make_call(),
-    "POST /sessions/{session_id}/successor": _make_call({"id": "$new"}),
-    "GET /sessions/{session_id}/state": _make_call(),
-    "GET /sessions/{session_id}/state/{name:path}": _make_call(),
-    "PUT /sessions/{session_id}/state/{name:path}": _make_call({"value": 1}),
-    "DELETE /sessions/{session_id}/state/{name:path}": _make_call(),
-    "GET /sessions/{session_id}/facts": _make_call(),
-    "POST /sessions/{session_id}/facts": _make_call({"text": "more"}),
-    "PUT /sessions/{session_id}/facts/{fact_id}": _make_call({"status": "done"}),
-    "DELETE /sessions/{session_id}/facts/{fact_id}": _make_call(),
-    "GET /memory": _make_call(query={"user_id": "$user"}),
-    "GET /memory/{key:path}": _make_call(query={"user_id": "$user"}),
-    "PUT /memory/{key:path}": _make_call({"text": "more"}, query={"user_id": "$user"}),
-    "DELETE /memory/{key:path}": _make_call(query={"user_id": "$user"}),
-    "POST /memory/search": _make_call({"query": "memory more", "user_id": "$user"}),
-    "POST /sessions/{session_id}/memory": _make_call({}),
-    "GET /approvals": _make_call(query={"user_id": "$user"}),
-    "GET /sessions/{session_id}/approvals": _make_call(),
-    "POST /sessions/{session_id}/approvals/{call_id:path}": _make_call(
-        {"approved": True, "actor": "$user"}, prepare=_start_waiting_turn
-    ),
-    "GET /sessions/{session_id}/unfinished": _make_call(),
-    "GET /sessions/{session_id}/usage": _make_call(),
-    "GET /sessions/{session_id}/export": _make_call(),
-    "POST /sessions/import": _make_call({"data": "$export", "id": "$new", "user_id": "$user"}),
-    "GET /sessions/{session_id}/verify": _make_call(),
-    "GET /sessions/{session_id}/document": _make_call(),
-    "POST /sessions/{session_id}/redact": _make_call({"seq": "$seq", "reason": "asked for", "actor": "$user"}),
-    "POST /sessions/{session_id}/hold": _make_call({"reason": "asked for", "actor": "$user"}),
-    "POST /sessions/{session_id}/release": _make_call(
-        {"actor": "$user"}, prepare=lambda session: session.hold("court")
-    ),
-    "POST /sessions/{session_id}/erase": _make_call({"reason": "asked for", "actor": "$user"}),
-    "POST /sessions/{session_id}/message": _make_call({"agent_id": "$agent", "message": "hello"}),
-    "POST /sessions/{session_id}/message/stream": _make_call({"agent_id": "$agent", "message": "hello"}),
-    "POST /sessions/{session_id}/resume": _make_call({"agent_id": "$agent"}, prepare=_approve_waiting_call),
-    "POST /sessions/{session_id}/resume/stream": _make_call({"agent_id": "$agent"}, prepare=_approve_waiting_call),
-    "POST /sessions/{session_id}/retry": _make_call({"agent_id": "$agent", "actor": "$user"}),
-    "GET /sessions/{session_id}/events": _make_call(),
-    "GET /sessions/{session_id}/runs": _make_call(),
-    "GET /sessions/{session_id}/runs/{run_id}": _make_call(),
-    "POST /sessions/{session_id}/runs/{run_id}/cancel": _make_call({}),
-}
 STREAMED = "GET /sessions/{session_id}/events"  # asked for as JSON and as a stream
 _IN_PATH = {
     "session_id": "$session",
@@ -165,8 +65,16 @@ class Route:
     """A route of the application, and how it is asked."""
 
     name: str  # "GET /sessions"
-    permission: str | None
     call: Call
+    fields: str = ""  # the fields that the call is about
+
+    @property
+    def permission(self) -> str:
+        return self.call.by
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.fields}".rstrip()
 
     @property
     def method(self) -> str:
@@ -182,7 +90,7 @@ class Route:
         found = [_IN_PATH[name] for name in _PARAMETER.findall(self.path)]
         found += [value for value in self.call.query.values() if value.startswith("$")]
         found += [value for value in (self.call.body or {}).values() if str(value).startswith("$")]
-        return [each for each in found if each not in ("$name", "$key", "$seq", "$export")]
+        return [each for each in found if each not in ("$name", "$key", "$seq", "$export", "$limited")]
 
     @property
     def changes(self) -> bool:
@@ -214,7 +122,10 @@ def list_routes(app: FastAPI) -> tuple[list[Route], list[str]]:
             if name not in CALLS:
                 wrong.append(f"{name} has no case: say in CALLS how it is asked")
             else:
-                found.append(Route(name, permission, CALLS[name]))
+                found.append(Route(name, CALLS[name]))
+                if permission is not None and permission != CALLS[name].by:
+                    wrong.append(f"{name} declares {permission}, and should declare {CALLS[name].by}")
+    found += [Route(name, call, f"with {', '.join(call.body)} for {call.by}") for name, call in FIELDS]
     gone = CALLS.keys() - {route.name for route in found}
     return found, wrong + [f"{name} has a case, and is no route any more" for name in sorted(gone)]
 
@@ -251,7 +162,7 @@ class PermissionAttack:
         """A session of theirs that others of the same owner spoil as well, and now and then a new one."""
         pool = self._pools.setdefault((who.tenant, who.user), [])
         if len(pool) < 4 or self.rng.random() < 0.02:
-            pool.append(self.make_session(who, self.rng.choice([None, _start_waiting_turn])))
+            pool.append(self.make_session(who, self.rng.choice([None, start_waiting_turn])))
             del pool[:-4]
         return self.rng.choice(pool)
 
@@ -276,14 +187,15 @@ class PermissionAttack:
             "$new": f"new-{next(self._numbers)}",
         }
         if route.name == "POST /sessions/import":
-            found["$export"] = self._exports[who.tenant, who.user]
+            found["$export"], found["$limited"] = self._exports[who.tenant, who.user]
         return found
 
-    def _make_export(self, owner: Owner) -> str:
-        """Something that an owner may import."""
+    def _make_export(self, owner: Owner) -> tuple[str, str]:
+        """What an owner may import; and with a system prompt, what the application may import."""
         store = self.server.store.for_tenant(owner[0])
+        plain = Session(f"exported-{next(self._numbers)}", store=store, user_id=owner[1], state={"note": 1})
         made = create_session(store, f"exported-{next(self._numbers)}", owner[1], alone=True)
-        return Session.open(made.id, store=store).export()
+        return plain.export(), Session.open(made.id, store=store).export()
 
     def foreign(self, who: Principal, place: str) -> list[str]:
         """Ids of this kind that are there, but not for them."""
@@ -308,8 +220,8 @@ class PermissionAttack:
 
     def complain(self, kind: str, route: Route, text: str) -> None:
         """Record the first complaint of each kind and route."""
-        if (kind, route.name) not in self._complained:
-            self._complained.add((kind, route.name))
+        if (kind, route.label) not in self._complained:
+            self._complained.add((kind, route.label))
             self.failures.append(text)
 
     def ask(
@@ -333,15 +245,17 @@ class PermissionAttack:
             self.complain("fails", route, f"{what} -> {answer.status} {text[:200]}")
         if leaked := [each for each in who.foreign if each in text or each in str(answer.headers)]:
             self.complain("tells", route, f"{what} -> {answer.status} tells {leaked} of somebody else")
-        permission = route.permission or "admin"
+        permission = route.permission
         if who.may(permission):
             if answer.status == 401:
                 self.complain("shut", route, f"{what} -> 401, and the key is good")
+        elif route.fields and who.role is not None and answer.status == 400:
+            pass  # a body that no route takes: its fields are not judged
         elif answer.status != (401 if who.role is None else 403):
             self.complain("open", route, f"{what} -> {answer.status} {text[:200]}, and they may not {permission}")
         else:
             # A caller without the permission learns nothing: the answer is the same for every id.
-            kind = (route.permission or "", who.role or "")
+            kind = (route.label if route.fields else permission, who.role or "", str(who.approves), who.user or "")
             found = answer.status, strip_ids(answer, {})
             known = self._known.setdefault(kind, found)
             if found != known:
@@ -362,11 +276,13 @@ class PermissionAttack:
             ]
 
     def ask_route(self, caller: Caller, who: Principal, route: Route) -> None:
-        is_allowed = route.permission is not None and who.may(route.permission)
+        is_allowed = who.may(route.permission)
         mine = self._choose_own_session(who, route, is_allowed)
         values = self.list_own_values(who, route, mine)
         answer = self.ask(caller, who, route, values)
-        self.answered[route.name] += answer.status < 300
+        self.answered[route.label] += answer.status < 300
+        if is_allowed and answer.status == 403:
+            self.complain("shut", route, f"{who.name}: {route.label} -> 403 {answer.body[:200]!r}, and they may")
         if route.name == STREAMED:
             self.ask(caller, who, route, values, SSE)
         for place in route.places:
@@ -400,7 +316,7 @@ class PermissionAttack:
         before = dump_store(self.server.path)
         for _ in range(size):
             route = self.rng.choice(self.routes)
-            can_own = who.role is not None and who.may("write")
+            can_own = who.role is not None and who.may("chat")
             sessions = self.server.contents.sessions
             mine = (
                 self.choose_pooled_session(who)
@@ -555,15 +471,17 @@ def authorization(size: int, seed: int) -> Report:
     rng = random.Random(seed)
     with (
         make_scratch_directory(memory=True) as directory,
-        SecuredServer(directory) as server,
+        SecuredServer(directory, work_roots=(str(make_folders(directory / "work")),)) as server,
         Caller(server.port) as caller,
     ):
         attack = PermissionAttack(server, rng)
         everybody = list(server.contents.principals.values())
         attack.ask_every_route(caller, everybody)
         attack.failures += [*check_keys_per_user(caller, server), *check_taken_names(caller, server)]
+        attack.failures += check_work_dirs(caller, server, directory / "work")
+        attack.failures += check_later_work_dirs(caller, server, directory / "work")
         counted = attack.cases
-        silent = [name for name in CALLS if not attack.answered[name] and not CALLS[name].refuses]
+        silent = [each.label for each in attack.routes if not attack.answered[each.label] and not each.call.refuses]
         attack.failures += [f"{name} said yes to nobody: its refusals prove nothing" for name in silent]
         while attack.cases < size and len(attack.failures) < ENOUGH:
             for who in rng.sample(everybody, len(everybody)):

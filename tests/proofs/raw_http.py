@@ -21,7 +21,8 @@ from typing import Any
 import holdfast.server.http.header_limits as heads
 from tests.proofs import Report, proof
 from tests.proofs.crashes import make_scratch_directory
-from tests.proofs.permissions import CALLS, Route
+from tests.proofs.permission_table import CALLS
+from tests.proofs.permissions import Route
 from tests.proofs.secured_server import COMMON, PATIENCE, STORED, TOKEN, Caller, SecuredProcess, SecuredServer
 
 CALLERS = 12  # connections at once
@@ -300,8 +301,8 @@ def make_odd_chunks(rng: random.Random) -> Case:
     return Case("chunks", head + b"\r\n" + rng.choice(CHUNKS))
 
 
-WRITING = [Route(name, None, call) for name, call in CALLS.items() if call.body and "erase" not in name]
-NAMING = [route for route in (Route(name, None, call) for name, call in CALLS.items()) if route.places]
+WRITING = [Route(name, call) for name, call in CALLS.items() if call.body and "erase" not in name]
+NAMING = [route for route in (Route(name, call) for name, call in CALLS.items()) if route.places]
 
 
 def _draw_values(rng: random.Random) -> dict[str, Any]:

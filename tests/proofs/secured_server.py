@@ -80,12 +80,20 @@ class Principal:
     tenant: str = ""
     user: str | None = None
     role: Role | None = None  # None: every request is refused
+    approves: bool = False
 
     def may(self, permission: str) -> bool:
+        """Whether this caller has a role or a permission; "a+b" needs both."""
+        if "+" in permission:
+            return all(self.may(each) for each in permission.split("+"))
         if permission == "public":
             return True
         if self.role is None:
             return False
+        if permission == "approve":
+            return self.approves or self.role == "admin"
+        if permission == "application":
+            return self.role == "admin" or (self.role == "write" and self.user is None)
         if permission == "operator":
             return self.tenant == "" and self.user is None
         return ROLES.index(self.role) >= ROLES.index(permission)  # type: ignore[arg-type]
@@ -183,6 +191,9 @@ def make_principals(store: Store) -> Iterator[Principal]:
     """Every kind of caller: one without a key, some with bad keys, and every role of some users and tenants."""
     made = [
         *(("acme", "alice", role) for role in ROLES),
+        ("acme", "alice", "chat+approve"),
+        ("acme", "alice", "write+approve"),
+        ("acme", None, "read+approve"),
         *(("acme", "bob", role) for role in ("write", "admin")),
         *(("acme", None, role) for role in ("write", "admin")),
         *(("evil", "alice", role) for role in ("write", "admin")),
@@ -192,9 +203,11 @@ def make_principals(store: Store) -> Iterator[Principal]:
     ]
     yield Principal(name="nobody", key=None)
     for tenant, user, role in made:
-        key, _ = create_key(store, role=role, tenant=tenant, user=user)  # type: ignore[arg-type]
         name = f"{tenant or 'default'} {user or 'service'} {role}"
-        yield Principal(name=name, key=key, tenant=tenant, user=user, role=role)  # type: ignore[arg-type]
+        role, _, more = role.partition("+")
+        approves = more == "approve"
+        key, _ = create_key(store, role=role, tenant=tenant, user=user, may_approve=approves)  # type: ignore[arg-type]
+        yield Principal(name=name, key=key, tenant=tenant, user=user, role=role, approves=approves)  # type: ignore[arg-type]
     # The public part of a key that works, with another secret.
     yield Principal(name="wrong", key=key[:12] + "x" * 43)
     expired, _ = create_key(store, role="admin", tenant="acme", user="alice", expires_days=1e-9)
@@ -234,9 +247,10 @@ class StoreDump:
                 found.append(f"log {number} was {_describe_row(before)} and is {_describe_row(after)}")
         for place in sorted(self.key_values.keys() | later.key_values.keys()):
             same = self.key_values.get(place) == later.key_values.get(place)
-            if not same and not (by is not None and by.may("write") and by.tenant == place[0]):
+            may_write = by is not None and (by.may("chat") or by.may("approve")) and by.tenant == place[0]
+            if not same and not may_write:
                 found.append(f"slip {place} changed")
-        if (by is None or not by.may("write")) and self.leases != later.leases:
+        if (by is None or not by.may("chat")) and self.leases != later.leases:
             found.append(f"leases were {self.leases} and are {later.leases}")
         return found
 
@@ -244,12 +258,14 @@ class StoreDump:
 def _may_write(who: Principal | None, row: tuple[Any, ...]) -> bool:
     """Whether the caller could have changed this row through the API."""
     tenant, kind, id, user = row[1], row[2], row[3], row[8]
-    if who is None or not who.may("write") or who.tenant != tenant:
+    if who is None or who.tenant != tenant or not (who.may("chat") or who.may("approve")):
         return False
     if kind == "session":
         if id is None or row[10] == "erased":  # deleted or erased, and without an owner: the row before counts
             return True
         return who.user in (None, None if user is None else bytes(user).decode())
+    if not who.may("write"):
+        return False
     if kind == "user":
         return who.user in (None, id)
     if kind == "memory":

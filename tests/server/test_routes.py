@@ -864,7 +864,7 @@ def test_no_work_dir_leads_out_of_the_roots(rooted_server: CheckedServer, work_r
             client.post("/sessions", json={"id": "s", "exist_ok": True, "work_dir": path}),
         ):
             text = expect_error(response, 400, "invalid_argument", "work_dir")
-            assert str(work_root.parent) not in text
+            assert str(work_root.parent) not in text.replace(str(work_root), "")  # it names the root alone
     text = forge_export(Draft(type="session.changed", data={"work_dir": str(work_root / "link")}))
     expect_error(client.post("/sessions/import", json={"data": text}), 400, "invalid_argument", "data")
     assert expect_json(client.get("/sessions/s"))["work_dir"] is None

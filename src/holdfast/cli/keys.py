@@ -25,11 +25,12 @@ def keys() -> None:
 @keys.command()
 @click.option(
     "--role",
-    type=click.Choice(["read", "write", "admin"]),
+    type=click.Choice(["read", "chat", "write", "admin"]),
     default="write",
     show_default=True,
     help="What the key may do.",
 )
+@click.option("--approve", "may_approve", is_flag=True, help="The key may decide about calls that wait for approval.")
 @click.option("--user", help="The only user whose sessions the key opens; without it, those of every user.")
 @click.option("--tenant", default="", help="The tenant; without it, the one that has no name.")
 @click.option("--name", help="What the key is for, to tell it from others.")
@@ -37,7 +38,8 @@ def keys() -> None:
 @store_option
 @json_option
 def create(
-    role: Any,  # noqa: ANN401 - one of the three
+    role: Any,  # noqa: ANN401 - one of the four
+    may_approve: bool,
     user: str | None,
     tenant: str,
     name: str | None,
@@ -49,7 +51,15 @@ def create(
     from holdfast.server.api_keys import create_key
 
     with exit_on_error("keys", as_json=as_json), open_server_store(url, create=True) as store:
-        key, info = create_key(store, role=role, tenant=tenant, user=user, name=name, expires_days=expires_days)
+        key, info = create_key(
+            store,
+            role=role,
+            tenant=tenant,
+            user=user,
+            name=name,
+            may_approve=may_approve,
+            expires_days=expires_days,
+        )
         if as_json:
             click.echo(json.dumps({"key": key} | info.to_public_dict(store.clock.now())))
             return
@@ -73,7 +83,7 @@ def list_(url: str | None, as_json: bool) -> None:
     columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("ID", lambda key: key["id"]),
         ("STATUS", lambda key: key["status"]),
-        ("ROLE", lambda key: key["role"]),
+        ("ROLE", lambda key: key["role"] + ("+approve" if key["may_approve"] else "")),
         ("TENANT", lambda key: _printable_text(key["tenant"])),
         ("USER", lambda key: _printable_text(key["user"])),
         ("LAST USED", lambda key: _format_time(key["last_used"])),

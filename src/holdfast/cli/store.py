@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 store_option = click.option(
     "--store",
     "url",
-    help="The store, e.g. sqlite:///sessions.db.  [HOLDFAST_STORE; default: the one that `holdfast serve` would use]",
+    help="The store without a password, e.g. sqlite:///sessions.db.  "
+    "[HOLDFAST_STORE; default: the one that `holdfast serve` would use]",
 )
 
 

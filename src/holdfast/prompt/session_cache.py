@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class SessionCache:
     # Each of these is one tuple, so that another thread never reads one part of it without the others.
     retention: tuple[int, Retention] | None = None  # the last retention.set event read: its seq and its retention
     visible_count: tuple[int, int, int] = (-1, 0, 0)  # edition of the view, head, number of visible messages at it
+
+    resolve_work_dir: Callable[[str], Path] = Path  # makes a stored work_dir a folder for tools; a server may refuse it
 
     def forget_history(self) -> None:
         """Drop the messages and prompts that were read from the log: an erasure may have removed some of them."""

@@ -66,7 +66,7 @@ class AgentCatalog:
         return self._code_agents[id] if stored is None else self._find_or_build_agent(store, id, stored)
 
     def budget_of(self, store: Store, agent_id: str | None) -> Budget | None:
-        """Return the budget of a stored agent; a session without a budget gets it at its first run."""
+        """Return the budget of a stored agent: the ceiling of each session that it runs in."""
         if agent_id is None:
             return None
         _, stored = self._locate_agent(store, agent_id)

@@ -21,7 +21,7 @@ from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.times import to_datetime
 from holdfast.stores.base import Store
 
-Role = Literal["read", "write", "admin"]
+Role = Literal["read", "chat", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  # in order: each includes the rights of the roles before it
 
 KEYS, USES = "api-keys", "api-key-uses"
@@ -42,6 +42,7 @@ class KeyInfo:
     role: Role
     name: str | None
     created_at: int
+    may_approve: bool = False  # beside the role; the role admin includes it
     expires_at: int | None = None
     revoked_at: int | None = None
     last_used: int | None = None
@@ -71,6 +72,7 @@ def create_key(
     tenant: str = "",
     user: str | None = None,
     name: str | None = None,
+    may_approve: bool = False,
     expires_days: float | None = None,
 ) -> tuple[str, KeyInfo]:
     """Create a key; return the key and its stored info. The key itself is not stored, so it is shown only now."""
@@ -79,6 +81,8 @@ def create_key(
     if tenant:
         check_id(tenant, "tenant")
     check_owner(user, "user")
+    if role == "chat" and user is None:
+        raise InvalidArgument("a key with the role chat is for the device of one user: give the user")
     if name is not None:
         codec.text_bytes(name, "name", LONGEST_NAME)
     if expires_days is not None and not 0 < expires_days <= MOST_DAYS:
@@ -95,6 +99,7 @@ def create_key(
             role=role,
             name=name,
             created_at=now,
+            may_approve=may_approve,
             expires_at=None if expires_days is None else now + int(expires_days * _DAY),
         )
         if keys.kv_put(KEYS, key_id, _encode_key_info(info), only_new=True) is None:

@@ -30,6 +30,7 @@ from holdfast.server.idempotency import drop_memory_answers, drop_session_answer
 from holdfast.server.logging import extra_fields, log
 from holdfast.server.metrics import Metrics
 from holdfast.server.rate_limits import RequestLimits
+from holdfast.server.work_dirs import served_session_class
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, Store
 from holdfast.worker.feed import Feed
@@ -74,6 +75,7 @@ class Server:
         self.frames_sent = self._frames_counted = 0  # on streams; and the part that the metrics have
         self.is_draining = False
         self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()
+        self._session_class = served_session_class(config.work_roots)
         self._lock = threading.Lock()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -83,7 +85,7 @@ class Server:
         with self._lock:
             session = self._sessions.pop((store.tenant, log.number), None)
             if session is None:
-                session = Session.on_log(store, log)
+                session = self._session_class.on_log(store, log)
             self._sessions[store.tenant, log.number] = session
             if len(self._sessions) > MAX_CACHED_SESSIONS:
                 self._sessions.popitem(last=False)

@@ -35,7 +35,7 @@ from holdfast.stores.base import Store
 if TYPE_CHECKING:
     from holdfast.agent import Agent
 
-Permission = Literal["read", "write", "admin", "operator", "public"]
+Permission = Literal["read", "chat", "write", "admin", "approve", "operator", "public"]
 
 CACHED_SECONDS = 3.0  # longest time that a revoked key still works
 USE_RECORD_SECONDS = 60.0  # time between two records of a key's use
@@ -53,9 +53,19 @@ class Caller:
     role: Role
     key_id: str
     store: Store
+    is_approver: bool = False  # the key was given the permission to approve
 
     def has_role(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
+
+    @property
+    def may_approve(self) -> bool:
+        return self.is_approver or self.role == "admin"
+
+    @property
+    def is_application(self) -> bool:
+        """Whether the key is the application's: an admin's, or one to write that is bound to no user."""
+        return self.role == "admin" or (self.role == "write" and self.user is None)
 
     @property
     def is_operator(self) -> bool:
@@ -152,6 +162,7 @@ class Authenticator:
                 role=info.role,
                 key_id=info.id,
                 store=self._store.for_tenant(info.tenant),
+                is_approver=info.may_approve,
             )
             if info.expires_at is not None:
                 until = min(until, self._clock.monotonic() + (info.expires_at - now) / 1e6)
@@ -216,6 +227,9 @@ class Require(SecurityBase):
         if self.permission == "operator":
             if not caller.is_operator:
                 raise Forbidden("this is for those who run the server: use a key without tenant and user")
+        elif self.permission == "approve":
+            if not caller.may_approve:
+                raise Forbidden("this key may not decide about calls: use one made with --approve")
         elif not caller.has_role(self.permission):  # type: ignore[arg-type]
             raise Forbidden(f"this key may {caller.role}, and this needs {self.permission}: use another key")
         return caller
@@ -230,7 +244,7 @@ class Public:
         return None
 
 
-_REQUIREMENTS = {permission: Require(permission) for permission in (*ROLES, "operator")}  # type: ignore[arg-type]
+_REQUIREMENTS = {permission: Require(permission) for permission in (*ROLES, "approve", "operator")}  # type: ignore[arg-type]
 
 
 def require(role: Role) -> Require:
@@ -238,12 +252,15 @@ def require(role: Role) -> Require:
     return _REQUIREMENTS[role]
 
 
+approve = _REQUIREMENTS["approve"]
 operator = _REQUIREMENTS["operator"]
 public = Public()
 
 Reader = Annotated[Caller, Depends(require("read"))]
+Chatter = Annotated[Caller, Depends(require("chat"))]
 Writer = Annotated[Caller, Depends(require("write"))]
 Admin = Annotated[Caller, Depends(require("admin"))]
+Approver = Annotated[Caller, Depends(approve)]
 Operator = Annotated[Caller, Depends(operator)]
 Anyone = Depends(public)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
 
 from holdfast.data_dir import data_directory
 from holdfast.errors import InvalidArgument
@@ -171,6 +172,11 @@ class Config:
         """Return the settings. A flag outranks its variable, and a variable the default; a flag that is None or empty
         was not given."""
         values: dict[str, Any] = {}
+        if has_password(str(flags.get("store") or "")):
+            raise InvalidArgument(
+                "--store has a password, and every user of this machine can read a command line: put the URL into "
+                "HOLDFAST_STORE, or leave the password to PGPASSFILE or a service file; then change the password"
+            )
         for setting in SETTINGS:
             given = flags.pop(setting.name, None)
             if given is not None and given != () and given != "":
@@ -234,6 +240,11 @@ class Config:
                 raise InvalidArgument(f"--work-root {each!r} is not absolute")
             if not Path(each).is_dir():
                 raise InvalidArgument(f"--work-root {each!r} is no directory: make it first")
+        real = [Path(each).resolve() for each in self.work_roots]
+        for path in real:
+            if any(path != other and path.is_relative_to(other) for other in real):
+                # The folder of a tenant in the outer root could be the inner root, which has folders of all tenants.
+                raise InvalidArgument(f"--work-root {str(path)!r} is inside another work root: give one of them")
         for setting in SETTINGS:
             if setting.kind is tuple and len(getattr(self, setting.name)) > MOST_TEXTS:
                 raise InvalidArgument(f"{setting.flag} is given more than {MOST_TEXTS} times")
@@ -253,6 +264,14 @@ class Config:
         except OSError as error:
             raise InvalidArgument(f"the data directory {path} cannot be made: {error.strerror}") from error
         return path
+
+
+def has_password(url: str) -> bool:
+    """Whether the URL of a store holds a password. In doubt it does: the password itself may have '@', '/' or '?'."""
+    user, at, _ = url.partition("://")[2].partition("@")
+    fields = parse_qsl(url.partition("?")[2])
+    is_named = any(name.lower() in ("password", "sslpassword") and value for name, value in fields)
+    return (bool(at) and bool(user.partition(":")[2]) and not url.startswith("sqlite:")) or is_named
 
 
 def is_loopback(host: str) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.errors import QueueFull, Unavailable
+from holdfast.errors import Forbidden, QueueFull, Unavailable
 from holdfast.log.messages import read_question
 from holdfast.log.view import View, decode_view
 from holdfast.server.app import Server
 from holdfast.server.auth import Caller
+from holdfast.server.field_rights import DEVICE_RETRY_FIELDS, check_device_fields
 from holdfast.server.idempotency import ANSWER_LIFETIME
 from holdfast.server.schemas import serializers
 from holdfast.server.schemas.requests import MessageBody, ResumeBody, RetryBody
@@ -127,6 +128,8 @@ def reopen_turn(
 
     def open_session() -> bool:
         if session.status in ("paused", "closed", "archived"):
+            if not caller.has_role("write"):
+                raise Forbidden(f"this session is {session.status}, and only a key that may write opens it")
             session._change_status("session.resumed", body.reason, serializers.actor_of(caller, body.actor))
         return True
 
@@ -137,6 +140,7 @@ def retry_turn(
     server: Server, caller: Caller, session_id: str, body: RetryBody, key_scope: str | None
 ) -> tuple[Log, AdmittedRun | None]:
     """Open the last turn of a session again and mark it to be run; None in place of a run if it did not fail."""
+    check_device_fields(caller, body.model_fields_set, DEVICE_RETRY_FIELDS)
     session = caller.open_session(session_id)
     actor = serializers.actor_of(caller, body.actor)
     return _reopen_once(

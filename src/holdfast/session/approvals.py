@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.concurrency import class_twin, property_twin, twin
-from holdfast.errors import InvalidArgument
+from holdfast.errors import Conflict, InvalidArgument
 from holdfast.log import codec
 from holdfast.log.arguments import check_limit
 from holdfast.log.events import Draft, Event
@@ -14,6 +15,7 @@ from holdfast.log.identifiers import check_id, check_name, check_owner
 from holdfast.log.messages import Message, ToolCall
 from holdfast.log.times import to_datetime
 from holdfast.log.view import Turn, decode_view
+from holdfast.policy.approvers import check_decider
 from holdfast.stores.messages import message_of
 from holdfast.stores.urls import open_store
 from holdfast.turn.expiry import expire_requests
@@ -75,10 +77,11 @@ class ApprovalMethods:
         With `arguments`, the call runs with these instead of the model's. They are checked against the tool at once if
         the session has its agent, else when the call runs. Messages show what ran; the log has both.
         """
-        if arguments is None:
-            self._record_decision(call_id, {"approved": True}, actor)
-        else:
-            self._approve_edited(check_name(call_id, "call_id"), dict(arguments), actor)
+        data: dict[str, Any] = {"approved": True}
+        if arguments is not None:
+            codec.encode(dict(arguments))
+            data["arguments"] = dict(arguments)
+        self._record_decision(call_id, data, actor)
 
     def deny(self, call_id: str, reason: str | None = None, *, actor: str | None = None) -> None:
         """Refuse a waiting call; the model gets the refusal and the reason as the result of the call."""
@@ -93,21 +96,33 @@ class ApprovalMethods:
         self._record_decision(call_id, {"approved": True, "answer": value}, actor)
 
     def _record_decision(self, call_id: str, data: dict[str, Any], actor: str | None) -> None:
+        """Append a decision, if the rule of its request allows this actor to decide.
+
+        Where there is a rule, the append is refused if the log has moved since the rule was read, and the rule is read
+        again: the request of the same call may be another one by then.
+        """
         call_id = check_name(call_id, "call_id")
         expire_requests(self.store, self.log)
-        self.store.append(self.log, [Draft(type="approval.decided", data={"call_id": call_id, **data}, actor=actor)])
-
-    def _approve_edited(self, call_id: str, arguments: dict[str, Any], actor: str | None) -> None:
-        codec.encode(arguments)
-        expire_requests(self.store, self.log)
-        data = {"call_id": call_id, "approved": True, "arguments": arguments}
-        drafts = [Draft(type="approval.decided", data=data, actor=actor)]
-        turn = decode_view(self.store.head(self.log).view).turn
-        if turn is not None and call_id in turn.pending:  # otherwise the append refuses the decision
-            request = self.store.event(self.log, turn.pending[call_id])
-            self._check_arguments(request.data["name"], arguments)
-            drafts.append(self._edited_reply(turn, call_id, arguments, actor))
-        self.store.append(self.log, drafts)
+        while True:
+            head = self.store.head(self.log)
+            turn = decode_view(head.view).turn
+            drafts, rule = [Draft(type="approval.decided", data={"call_id": call_id, **data}, actor=actor)], None
+            if turn is not None and call_id in turn.pending:  # otherwise the append refuses the decision
+                request = self.store.event(self.log, turn.pending[call_id])
+                if request.erased and data["approved"]:
+                    raise InvalidArgument(f"the request for call {call_id!r} was erased: deny the call")
+                rule = check_decider(call_id, request.data, actor)
+                if rule is not None:
+                    drafts = [replace(drafts[0], data=drafts[0].data | {"approvers": rule})]
+                if "arguments" in data:
+                    self._check_arguments(request.data["name"], data["arguments"])
+                    drafts.append(self._edited_reply(turn, call_id, data["arguments"], actor))
+            try:
+                self.store.append(self.log, drafts, expected=None if rule is None else head.head)
+                return
+            except Conflict:
+                if rule is None:
+                    raise
 
     def _check_arguments(self, name: str, arguments: dict[str, Any]) -> None:
         """Raise BadArguments if the session's agent has the tool and it does not take these arguments."""

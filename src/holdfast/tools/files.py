@@ -202,9 +202,10 @@ class _VisitLimit:
 
 
 def _open_sandbox(ctx: ToolContext) -> Sandbox:
-    if ctx.work_dir is None:
+    work_dir = ctx.work_dir
+    if work_dir is None:
         raise ToolError("this session has no working directory: open it with Session(work_dir=...)")
-    return Sandbox(ctx.work_dir)
+    return Sandbox(work_dir)
 
 
 def _matches(entry: Entry, pattern: str) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from holdfast.errors import BadArguments, InvalidTool, NotJSON, ToolError
 from holdfast.log import codec
 from holdfast.log.arguments import suggest_keywords
 from holdfast.log.messages import File, Image
+from holdfast.policy.approvers import is_approval
 from holdfast.schema.signature import Signature, describe_problems, is_unbound, read_signature
 
 __all__ = [
@@ -46,7 +47,8 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what every provider takes
 _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")  # what Python writes for an object without a text of its own
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
-Approval = Literal["always"] | Callable[[dict[str, Any]], bool] | None
+# "always", "second_person", names of those who may decide, or a function of the arguments that returns one of these.
+Approval = Literal["always", "second_person"] | Collection[str] | Callable[[dict[str, Any]], object] | None
 
 
 class Interrupt(Exception):
@@ -87,11 +89,10 @@ class ToolContext:
     A tool that is to be repeated safely hands `idempotency_key` to the outside world; a long one looks at `cancelled`.
     """
 
-    __slots__ = ("_cancelled", "_on_progress", "idempotency_key", "report_usage", "session", "state", "work_dir")
+    __slots__ = ("_cancelled", "_on_progress", "_work_dir", "idempotency_key", "report_usage", "session", "state")
 
     session: Any
     state: Any
-    work_dir: Path | None
     idempotency_key: str
 
     def __init__(
@@ -99,17 +100,23 @@ class ToolContext:
         *,
         session: object = None,
         state: object = None,
-        work_dir: Path | None = None,
+        work_dir: Path | Callable[[], Path] | None = None,
         idempotency_key: str = "",
         cancelled: Callable[[], bool] | Event = _never_cancelled,
         on_progress: Callable[[str], None] = _ignore_progress,
         meter: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
-        self.session, self.state, self.work_dir = session, state, work_dir
+        self.session, self.state, self._work_dir = session, state, work_dir
         self.idempotency_key = idempotency_key
         self.report_usage = meter  # takes the usage of an agent that runs as a tool; raises if the budget is exceeded
         self._cancelled = cancelled.is_set if isinstance(cancelled, Event) else cancelled
         self._on_progress = on_progress
+
+    @property
+    def work_dir(self) -> Path | None:
+        """The folder of the session's files. A server checks each time whether it is the owner's, and may refuse."""
+        found = self._work_dir
+        return found() if callable(found) else found
 
     @property
     def cancelled(self) -> bool:
@@ -151,8 +158,11 @@ class Tool:
             )
         if self.timeout is not None and not self.timeout > 0:
             raise InvalidTool(f"tool {self.name!r}: timeout={self.timeout!r} must be a number of seconds above 0")
-        if not (self.approval is None or self.approval == "always" or callable(self.approval)):
-            raise InvalidTool(f"tool {self.name!r}: approval is 'always', None or a function of the arguments")
+        if not callable(self.approval) and not is_approval(self.approval):
+            raise InvalidTool(
+                f"tool {self.name!r}: approval is 'always', 'second_person', a list of the names of those who may "
+                "decide, None, or a function of the arguments"
+            )
         if self.approval_timeout is not None and not self.approval_timeout > 0:
             raise InvalidTool(f"tool {self.name!r}: approval_timeout= must be a number of seconds above 0")
         if self.max_result_bytes < MIN_RESULT:

@@ -17,6 +17,7 @@ from holdfast.log.events import Draft
 from holdfast.log.messages import Limits, Message, ToolCall, ToolResult
 from holdfast.log.repair import unique_id
 from holdfast.models.base import Done
+from holdfast.policy.approvers import ALWAYS, Rule, approval_rule
 from holdfast.schema.output import REPAIR_PROMPT, OutputShape
 from holdfast.turn.effects import (
     AppendEvents,
@@ -63,8 +64,9 @@ class AgentRules:
     draft_model_call: Callable[[AgentProgress], Draft]
     refusal_reason: Callable[[CallProgress], str | None]  # why a call cannot run: unknown tool, bad arguments
     control_result: Callable[[CallProgress], ControlResult | None]  # result of a handoff or of an exit from a loop
-    approval_check: Callable[[CallProgress], bool | Callable[[], Any]]  # the decision, or the user's function for it
+    approval_check: Callable[[CallProgress], object]  # `approval` of the tool, or the user's function for it
     approval_expiry: Callable[[CallProgress], int | None]  # when a request for approval that is made now expires
+    find_askers: Callable[[], list[str]]  # the names of those who asked for this turn; reads the store
     is_idempotent: Callable[[CallProgress], bool]
     assign_call_ids: Callable[[Message], Message]  # replaces call ids of a reply that the turn has used before
     count_steps: Callable[[], int]  # steps of the whole turn so far, all agents
@@ -193,8 +195,8 @@ def _prepare_call(call: CallProgress, rules: AgentRules) -> Generator[Effect, An
     if call.decision is False:
         reason = f": {call.reason}" if call.reason else ""
         return [draft_tool_result(rules.run, call, f"A person denied this call{reason}", is_error=True)]
-    if call.decision is None and (yield from _needs_approval(call, rules)):
-        return [_draft_approval_request(rules.run, call, expires_at=rules.approval_expiry(call))]
+    if call.decision is None and (rule := (yield from _find_approval_rule(call, rules))):
+        return [(yield from _request_approval(call, rules, rule))]
     if call.is_intended:
         return []
     call.is_intended_here = True
@@ -210,17 +212,28 @@ def _recover_call(call: CallProgress, rules: AgentRules) -> Generator[Effect, An
     if rules.is_idempotent(call):
         call.is_intended_here = True
         return []
-    if (yield from _needs_approval(call, rules)):
+    if rule := (yield from _find_approval_rule(call, rules)):
         reason = "its outcome is unknown after a crash; approving runs it again"
-        return [_draft_approval_request(rules.run, call, reason=reason, expires_at=rules.approval_expiry(call))]
+        return [(yield from _request_approval(call, rules, rule, reason))]
     return [draft_tool_result(rules.run, call, OUTCOME_UNKNOWN, is_error=True, effect=True, unknown=True)]
 
 
-def _needs_approval(call: CallProgress, rules: AgentRules) -> Generator[Effect, Any, bool]:
-    """Whether a person must approve a call. The user's function that decides this is called as an effect, so that it
-    never blocks an event loop."""
+def _find_approval_rule(call: CallProgress, rules: AgentRules) -> Generator[Effect, Any, Rule | None]:
+    """Return who may approve a call; None if no person must. The user's function that decides this is called as an
+    effect, so that it never blocks an event loop."""
     check = rules.approval_check(call)
-    return bool((yield CallUserFunction(check))) if callable(check) else check
+    return approval_rule((yield CallUserFunction(check)) if callable(check) else check)
+
+
+def _request_approval(
+    call: CallProgress, rules: AgentRules, rule: Rule, reason: str | None = None
+) -> Generator[Effect, Any, Draft]:
+    """Return the request for a decision. If not every actor may decide, it holds the rule and those who asked."""
+    draft = _draft_approval_request(rules.run, call, reason=reason, expires_at=rules.approval_expiry(call))
+    if rule == ALWAYS:
+        return draft
+    asked_by = yield CallUserFunction(rules.find_askers)
+    return replace(draft, data=draft.data | {"approvers": rule, "asked_by": asked_by})
 
 
 def _draft_tool_call(run: str, call: CallProgress) -> Draft:

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.diagnostics import Fields, report
@@ -18,6 +17,7 @@ from holdfast.models.base import ModelRequest, ToolSpec
 from holdfast.prompt.prompt import Prompt
 from holdfast.tools.tool import EXIT_LOOP, Tool, ToolContext
 from holdfast.turn.agent_loop import AgentRules, ControlResult
+from holdfast.turn.askers import find_askers
 from holdfast.turn.effects import PrepareAgent
 from holdfast.turn.progress import AgentProgress, CallProgress
 from holdfast.turn.response import response_of
@@ -75,6 +75,7 @@ class AgentRuntime:
             control_result=self._control_result,
             approval_check=self._approval_check,
             approval_expiry=self._approval_expiry,
+            find_askers=partial(find_askers, self.runtime.store, self.runtime.log),
             is_idempotent=lambda call: call.name in self.spec.tools and self.spec.tools[call.name].idempotent,
             assign_call_ids=self.runtime.assign_call_ids,
             count_steps=lambda: self.runtime.progress.steps,
@@ -135,13 +136,13 @@ class AgentRuntime:
         seconds = self.spec.tools[call.name].approval_timeout
         return None if seconds is None else self.runtime.store.clock.now() + round(seconds * 1_000_000)
 
-    def _approval_check(self, call: CallProgress) -> bool | Callable[[], Any]:
-        """Return whether a person must approve a call, or the user's function that decides this."""
+    def _approval_check(self, call: CallProgress) -> object:
+        """Return the `approval` of a call's tool, or the user's function that decides this, bound to its arguments."""
         tool, arguments = self.spec.tools.get(call.name), call.arguments
         if tool is None or not isinstance(arguments, dict):
-            return False
+            return None
         check = tool.approval
-        return partial(check, arguments) if callable(check) else check is not None
+        return partial(check, arguments) if callable(check) else check
 
     def _draft_outputs(self, progress: AgentProgress) -> list[Draft]:
         """Return the event that stores the answer as state, if the agent has an `output_key`."""
@@ -243,7 +244,7 @@ class AgentRuntime:
         return ToolContext(
             session=runtime.session,
             state=runtime.state,
-            work_dir=None if work_dir is None else Path(work_dir),
+            work_dir=None if work_dir is None else partial(runtime.cache.resolve_work_dir, work_dir),
             idempotency_key=call_key(runtime.log.uid, self.progress.run, call.id),
             cancelled=cancelled,
             on_progress=on_progress,

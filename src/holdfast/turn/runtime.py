@@ -95,7 +95,7 @@ class TurnRuntime:
         self._appended_drafts: list[Draft] = []  # appended events, so that `stop_agents` neither repeats nor loses one
         self._usage_before: dict[str, int] = {}  # usage of the session before this turn
         self._turns_before = 0  # turns of the session before this one
-        self._budget: Budget | None = None
+        self._budgets: list[Budget] = []  # of the session and of the agent: both must allow a model call
         self._call_ids: set[str] = set()  # call ids assigned in this process
         self._usage_by_call: dict[str, Mapping[str, int]] = {}  # call id -> usage of the agent that runs as that tool
         self._caller_budget = CALLER_BUDGET.get()  # reports usage to the calling turn, if this turn runs as a tool
@@ -135,9 +135,8 @@ class TurnRuntime:
         """Read the budget, the usage and the view for the whole turn. If one agent answers, read its prompt too, so
         that a question that cannot be asked is refused before anything is stored."""
         self._usage_before, self._turns_before = dict(view.usage), view.turns
-        session_budget = self.store.value(self.log, "budget")
-        agent_budget = self.plan.budget if isinstance(self.plan, AgentSpec) else None
-        self._budget = agent_budget if session_budget is None else Budget.of(session_budget)
+        found = [self.store.value(self.log, "budget"), self.plan.budget if isinstance(self.plan, AgentSpec) else None]
+        self._budgets = [Budget.of(each) for each in found if each is not None]
         self._set_view(head, view, question)
         if isinstance(self.plan, AgentSpec) and not callable(self.plan.instructions):
             self._add_agent(self._root_effect(self.plan))
@@ -284,7 +283,7 @@ class TurnRuntime:
             self._usage_by_call[call] = {**used, "steps": used.get("steps", 0) + 1}  # with the step that begins now
 
     def _check_budget(self) -> None:
-        if self._budget is None and self._caller_budget is None:
+        if not self._budgets and self._caller_budget is None:
             return
         usage = dict(self._usage_before)
         open_calls = {call.id for progress in list(self.progress.agents.values()) for call in list(progress.open_calls)}
@@ -295,9 +294,9 @@ class TurnRuntime:
                 usage[name] = usage.get(name, 0) + amount
         if self._caller_budget is not None:
             self._caller_budget({name: amount for name, amount in usage.items() if name != "milliseconds"})
-        if self._budget is not None:
-            usage["milliseconds"] = usage.get("milliseconds", 0) + self._milliseconds_used()
-            self._budget.check(usage=usage, turns=self._turns_before)
+        usage["milliseconds"] = usage.get("milliseconds", 0) + self._milliseconds_used()
+        for budget in self._budgets:
+            budget.check(usage=usage, turns=self._turns_before)
 
     def stop_agents(self, effect: StopAgents) -> list[Draft]:
         """Stop the agents at and inside a path that failed. Returns the events to append: unstored events that were

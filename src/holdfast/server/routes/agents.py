@@ -21,7 +21,7 @@ router = APIRouter(route_class=StrictRoute, tags=["agents"], responses=ERRORS)
 )
 def create_agent(caller: Admin, server: Serving, request: Request, body: requests.AgentGiven | None = None) -> Response:
     """Tools are named; keys and addresses of providers come from the server's environment, never from a request. The
-    budget is given to sessions that have none when this agent first runs there."""
+    budget bounds each session that this agent runs in; a budget of the session can only be stricter."""
     catalog, given = server.catalog, (body or requests.AgentGiven()).fields_sent()
 
     def find(id: str) -> dict[str, object] | None:

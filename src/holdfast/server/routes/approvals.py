@@ -8,8 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from holdfast.server.auth import Reader, Writer
+from holdfast.server.auth import Approver, Reader
 from holdfast.server.errors import ERRORS
+from holdfast.server.field_rights import DEVICE_DECISION_FIELDS, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, field_error, json_response, pending_dict
@@ -56,12 +57,13 @@ def list_waiting(
     response_model=responses.Approvals,
 )
 def decide_approval(
-    caller: Writer, server: Serving, session_id: SessionId, call_id: str, body: requests.Decision
+    caller: Approver, server: Serving, session_id: SessionId, call_id: str, body: requests.Decision
 ) -> Response:
     """Approve or refuse a call. The turn goes on with the next resume. Returns the calls that still wait."""
     if body.approved and body.reason is not None:
         raise field_error("reason", "a reason is for a refusal, and is told to the model: leave it out")
     given = body.fields_sent()
+    check_device_fields(caller, given, DEVICE_DECISION_FIELDS)
     if not body.approved and given.keys() & {"arguments", "answer"}:
         raise field_error("approved", "arguments and answers are for approved calls: send true, or leave them out")
     if "answer" in given and body.arguments is not None:

@@ -105,7 +105,7 @@ def redact_event(caller: Admin, server: Serving, session_id: SessionId, body: re
     summary="Put under a legal hold",
     response_model=responses.FullSession,
 )
-def hold_session(caller: Writer, server: Serving, session_id: SessionId, body: requests.Reasoned) -> Response:
+def hold_session(caller: Admin, server: Serving, session_id: SessionId, body: requests.Reasoned) -> Response:
     """Until the hold is released, nothing of the session is removed, also if retention says so."""
     session = caller.open_session(session_id)
     session.hold(body.reason, actor=actor_of(caller, body.actor))

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument
 from holdfast.server.app import Server
-from holdfast.server.auth import Caller, Reader, Writer
+from holdfast.server.auth import Caller, Chatter, Reader
 from holdfast.server.errors import ERRORS
 from holdfast.server.event_stream import EventStream, LogFrames, RunFrames, position_of
+from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
 from holdfast.server.rate_limits import Slot
@@ -43,7 +44,7 @@ SSE = "text/event-stream"
 )
 @handles_idempotency_itself
 async def message_stream(
-    caller: Writer,
+    caller: Chatter,
     request: Request,
     session_id: str,
     body: MessageBody,
@@ -51,6 +52,7 @@ async def message_stream(
 ) -> Response:
     """Send a message and stream the answer. With the Idempotency-Key of an earlier run, the stream follows that
     run."""
+    check_device_fields(caller, body.model_fields_set, DEVICE_MESSAGE_FIELDS)
     server: Server = request.app.state.server
     key = key_of(request)
     return await _stream_new_run(
@@ -66,7 +68,7 @@ async def message_stream(
 )
 @handles_idempotency_itself
 async def resume_stream(
-    caller: Writer,
+    caller: Chatter,
     request: Request,
     session_id: str,
     body: ResumeBody,

@@ -14,8 +14,9 @@ from holdfast.log.events import Draft, Event
 from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.named_values import columns_of
 from holdfast.server.auth import Caller
+from holdfast.server.field_rights import check_imported_fields
 from holdfast.server.idempotency import create_once
-from holdfast.server.new_resources import find_own_session, resolve_work_dir
+from holdfast.server.new_resources import find_own_session
 from holdfast.server.schemas import requests, responses, sent_messages
 from holdfast.server.schemas.serializers import (
     Serving,
@@ -25,6 +26,7 @@ from holdfast.server.schemas.serializers import (
     pending_dict,
     session_dict,
 )
+from holdfast.server.work_dirs import resolve_work_dir
 from holdfast.session.export import JsonlExport, read_jsonl
 from holdfast.session.session import Session
 from holdfast.stores.base import Store
@@ -36,9 +38,11 @@ _READ_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Re
 
 def import_session(caller: Caller, server: Serving, request: Request, body: requests.Imported) -> Session:
     owner = caller.resolve_owner(body.user_id)
-    exported = _read_export(body.data, server.config.work_roots)
+    exported = _read_export(body.data)
+    check_imported_fields(caller, exported)
     user_id = owner if owner is not None else check_owner(exported.user_id, "user_id of the export")
     app_name = body.app_name or check_owner(exported.app_name, "app_name of the export")
+    _check_work_dirs(exported, server.config.work_roots, caller.tenant, user_id)
 
     def import_under(id: str) -> Session:
         return _import_export(caller.store, check_id(id), exported, user_id, app_name)
@@ -46,13 +50,12 @@ def import_session(caller: Caller, server: Serving, request: Request, body: requ
     return create_once(caller, request, body.id or exported.id, lambda id: find_own_session(caller, id), import_under)
 
 
-def _read_export(text: str, roots: tuple[str, ...]) -> JsonlExport:
+def _read_export(text: str) -> JsonlExport:
     try:
         exported = read_jsonl(text)
         verdict = exported.verify()
         if not verdict:
             raise InvalidArgument(f"it does not verify: {verdict.reason}")
-        _check_work_dirs(exported, roots)
         _try_reading(exported)
     except LimitExceeded:
         raise
@@ -63,14 +66,17 @@ def _read_export(text: str, roots: tuple[str, ...]) -> JsonlExport:
     return exported
 
 
-def _check_work_dirs(exported: JsonlExport, roots: tuple[str, ...]) -> None:
-    """Raise if an event names a work_dir outside the work roots: a fork of any past point uses the work_dir of that
-    point."""
+def _check_work_dirs(exported: JsonlExport, roots: tuple[str, ...], tenant: str, user_id: str | None) -> None:
+    """Raise if an event names a work_dir that the new owner may not use: a fork of any past point uses the work_dir of
+    that point."""
     for row in exported.rows:
         event = Event(row)
         named = columns_of(event.type, event.data).get("work_dir")
-        if named is not None:
-            resolve_work_dir(named, roots)
+        try:
+            if named is not None:
+                resolve_work_dir(named, roots, tenant=tenant, user=user_id)
+        except InvalidArgument as error:
+            raise field_error("data", f"the export cannot be imported: {error}") from error
 
 
 def _try_reading(exported: JsonlExport) -> None:

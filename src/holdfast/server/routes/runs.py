@@ -11,8 +11,9 @@ from starlette.responses import Response
 from holdfast.concurrency import off_thread
 from holdfast.errors import NotFound
 from holdfast.server.app import Server
-from holdfast.server.auth import Caller, Reader, Writer
+from holdfast.server.auth import Caller, Chatter, Reader
 from holdfast.server.errors import ERRORS
+from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
 from holdfast.server.run_requests import key_of_caller, reopen_turn, retry_turn, run_or_queue_message
@@ -31,9 +32,10 @@ router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
 
 @router.post("/sessions/{session_id}/message", response_model=AnswerShape, operation_id="message")
 @handles_idempotency_itself
-async def message(caller: Writer, request: Request, session_id: str, body: MessageBody) -> Response:
+async def message(caller: Chatter, request: Request, session_id: str, body: MessageBody) -> Response:
     """Send a message and wait for the answer. The run goes on if the connection breaks; a retry with the same
     Idempotency-Key finds it."""
+    check_device_fields(caller, body.model_fields_set, DEVICE_MESSAGE_FIELDS)
     server: Server = request.app.state.server
     with server.limits.runs.hold(caller.key_id):
         waiter = RunWaiter(server)
@@ -54,7 +56,7 @@ async def message(caller: Writer, request: Request, session_id: str, body: Messa
 
 @router.post("/sessions/{session_id}/resume", response_model=AnswerShape, operation_id="resume")
 @handles_idempotency_itself
-async def resume(caller: Writer, request: Request, session_id: str, body: ResumeBody) -> Response:
+async def resume(caller: Chatter, request: Request, session_id: str, body: ResumeBody) -> Response:
     """Un-pause the session if it is paused; then finish its unfinished or decided turn, if there is one."""
     server: Server = request.app.state.server
     return await _continue_turn(
@@ -64,7 +66,7 @@ async def resume(caller: Writer, request: Request, session_id: str, body: Resume
 
 @router.post("/sessions/{session_id}/retry", response_model=AnswerShape, operation_id="retry")
 @handles_idempotency_itself
-async def retry(caller: Writer, request: Request, session_id: str, body: RetryBody) -> Response:
+async def retry(caller: Chatter, request: Request, session_id: str, body: RetryBody) -> Response:
     """Continue the last turn, if it failed or was cancelled. Replies and results that it has are used."""
     server: Server = request.app.state.server
     return await _continue_turn(
@@ -102,7 +104,7 @@ def run(caller: Reader, session_id: str, run_id: str) -> Response:
 
 
 @router.post("/sessions/{session_id}/runs/{run_id}/cancel", operation_id="cancel", response_model=RunShape)
-def cancel(caller: Writer, request: Request, session_id: str, run_id: str, body: CancelBody | None = None) -> Response:
+def cancel(caller: Chatter, request: Request, session_id: str, run_id: str, body: CancelBody | None = None) -> Response:
     """End a queued or running run, on any server. A run that is over stays as it is."""
     server: Server = request.app.state.server
     log = caller.open_session(session_id).log

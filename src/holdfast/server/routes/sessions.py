@@ -16,11 +16,12 @@ from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_id, check_owner
 from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
-from holdfast.server.auth import Caller, Reader, Writer
+from holdfast.server.auth import Caller, Chatter, Reader, Writer
 from holdfast.server.errors import ERRORS
+from holdfast.server.field_rights import DEVICE_SESSION_FIELDS, check_application_fields, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute, fast_path, parse_query
 from holdfast.server.idempotency import create_once
-from holdfast.server.new_resources import NewSession, find_own_session, may_see, resolve_work_dir
+from holdfast.server.new_resources import NewSession, find_own_session, may_see
 from holdfast.server.routes import approvals, compliance, facts, forks, history, state
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import (
@@ -31,6 +32,7 @@ from holdfast.server.schemas.serializers import (
     session_dict,
     session_summary_dict,
 )
+from holdfast.server.work_dirs import resolve_work_dir
 from holdfast.session.session import Session
 from holdfast.stores.base import Log
 
@@ -46,14 +48,20 @@ router = APIRouter(route_class=StrictRoute, tags=["sessions"], responses=ERRORS)
     responses={200: {"model": responses.FullSession, "description": "It was there, and `exist_ok` was sent."}},
 )
 def create_session(
-    caller: Writer, server: Serving, request: Request, body: requests.NewSession | None = None
+    caller: Chatter, server: Serving, request: Request, body: requests.NewSession | None = None
 ) -> Response:
     """Create a session. An id that exists is a conflict, unless `exist_ok` says to open it."""
     body = body or requests.NewSession()
+    check_device_fields(caller, body.model_fields_set, DEVICE_SESSION_FIELDS)
+    check_application_fields(caller, body.model_fields_set)
     options = body.model_dump(exclude_unset=True, exclude={"id", "exist_ok", "user_id", "work_dir"})
     options["user_id"] = caller.resolve_owner(body.user_id)
     if body.work_dir is not None:
-        options["work_dir"] = resolve_work_dir(body.work_dir, server.config.work_roots)
+        known = caller.store.find("session", body.id) if body.id is not None and body.exist_ok else None
+        owner = options["user_id"] if known is None else known.user_id  # a session that exists keeps its owner
+        options["work_dir"] = resolve_work_dir(
+            body.work_dir, server.config.work_roots, tenant=caller.tenant, user=owner
+        )
     if body.id is not None and body.exist_ok:
         session, status = _open_or_create(caller, check_id(body.id), options)
     else:
@@ -140,10 +148,13 @@ def get_session(caller: Reader, session_id: SessionId) -> Response:
 )
 def change_session(caller: Writer, server: Serving, session_id: SessionId, body: requests.SessionChange) -> Response:
     """Change the fields that are sent and keep the others; all changes or none."""
+    check_application_fields(caller, body.model_fields_set)
     session = caller.open_session(session_id)
     given = body.fields_sent()
     if given.get("work_dir") is not None:
-        given["work_dir"] = resolve_work_dir(given["work_dir"], server.config.work_roots)
+        given["work_dir"] = resolve_work_dir(
+            given["work_dir"], server.config.work_roots, tenant=caller.tenant, user=session.user_id
+        )
     drafts, actor = [], actor_of(caller)
     if fields := _collect_changes(session, given):
         drafts.append(Draft(type="session.changed", data=fields, actor=actor))

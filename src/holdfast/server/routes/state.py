@@ -105,7 +105,7 @@ def delete_state_value(
 
 def _check_app_write(caller: Caller, scope: str) -> None:
     """Raise Forbidden if a key of one user would write the state that all users of an app share."""
-    if scope == "app" and caller.user is not None and not caller.has_role("admin"):
+    if scope == "app" and not caller.is_application:
         raise Forbidden("app state is shared by all users: writing it needs a key without a user, or an admin's")
 
 

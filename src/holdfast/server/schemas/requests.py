@@ -277,7 +277,7 @@ class NewSession(RequestBody):
     )
 
     id: NewId | None = None
-    work_dir: Text | None = Field(default=None, description="Beneath a work root of the server.")
+    work_dir: Text | None = Field(default=None, description="In the folder of its owner beneath a work root.")
     title: str | None = None
     metadata: dict[str, Any] | None = None
     user_id: Owner | None = None
