@@ -140,15 +140,20 @@ class Row:
 class Event:
     """A fact of a log: `seq, at, type, v, run, branch, author, actor, data`."""
 
-    __slots__ = ("_data", "actor", "at", "author", "body", "branch", "hash", "run", "seq", "tombstone", "type", "v")
+    __slots__ = (
+        *("_data", "actor", "at", "author", "body", "branch", "hash", "run", "seq", "tombstone", "type", "v"),
+        "verified",
+    )
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, *, unverified: int = 0) -> None:
+        """`unverified` is the number that the view of the log has under this name."""
         if row.type not in VERSIONS:
             raise SchemaTooNew(f"event {row.seq} has the unknown type {row.type!r}: upgrade holdfast to read it")
         self.seq, self.at, self.type = row.seq, row.at, row.type
         self.v, self.run, self.branch, self.author, self.actor = unpack_header(row.header)
         self.body, self.tombstone, self.hash = row.body, row.tombstone, row.hash
         self._data: dict[str, Any] | None = None
+        self.verified = row.seq > unverified  # false for an event of an import: its actor is a claim of the export
 
     @property
     def data(self) -> dict[str, Any]:

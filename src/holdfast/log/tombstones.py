@@ -30,7 +30,7 @@ _STRUCTURAL_FIELDS = {
     "model.replied": ("usage", "stop_reason", "provider", "model", "aside"),
     "reply.edited": ("of", "call_id", "aside"),
     "retention.set": ("ttl_days", "archive_after_days", "auto_prune", "prune_strategy", "max_messages", "immutable"),
-    "session.forked": ("at",),
+    "session.forked": ("at", "unverified"),
     "summary.added": ("usage", "covers"),
     "tool.called": ("call_id", "name"),
     "tool.returned": ("call_id", "name", "effect", "unknown", "usage", "handoff", "exit"),

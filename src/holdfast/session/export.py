@@ -18,6 +18,7 @@ from holdfast.log import chain, codec
 from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, message_data
 from holdfast.log.identifiers import check_id
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, message_from_data
+from holdfast.log.view import decode_view
 from holdfast.stores import verification
 from holdfast.stores.messages import blob_names, blobs_removed, message_of
 from holdfast.stores.urls import open_store
@@ -104,8 +105,9 @@ def export_jsonl(store: Store, log: Log) -> str:
     removed = verification.blobs_removed(store, log)
     seen = set(removed)
     end = store.head(log)
+    unverified = decode_view(end.view).unverified
     for row in store.walk(log, 1, end.head):
-        event = Event(row)
+        event = Event(row, unverified=unverified)
         line: dict[str, Any] = {
             "seq": row.seq,
             "timestamp": event.timestamp.isoformat(),
@@ -120,6 +122,7 @@ def export_jsonl(store: Store, log: Log) -> str:
             "branch": event.branch,
             "author": event.author,
             "actor": event.actor,
+            "verified": event.verified,
             "hash": row.hash.hex(),
         }
         if event.body is None:
