@@ -31,6 +31,7 @@ _STRUCTURAL_FIELDS = {
     "reply.edited": ("of", "call_id", "aside"),
     "retention.set": ("ttl_days", "archive_after_days", "auto_prune", "prune_strategy", "max_messages", "immutable"),
     "session.forked": ("at", "unverified"),
+    "session.restored": ("usage", "turns", "started"),
     "summary.added": ("usage", "covers"),
     "tool.called": ("call_id", "name"),
     "tool.returned": ("call_id", "name", "effect", "unknown", "usage", "handoff", "exit"),

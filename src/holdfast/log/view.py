@@ -279,7 +279,8 @@ class View:
             self.reset_for_fork()
             self.unverified = max(self.unverified, data.get("unverified", 0))
         elif type == "session.restored":  # a document brought them: its session was used elsewhere
-            self.usage, self.turns, self.has_started = dict(data["usage"]), data["turns"], data["started"]
+            self.usage, self.turns = dict(data.get("usage", {})), data.get("turns", 0)
+            self.has_started = data.get("started", self.has_started)
         elif type == "session.imported":
             self._settle_import(seq)
 
@@ -343,7 +344,7 @@ class View:
         elif type in ("view.pruned", "view.compacted"):
             self._apply_cut(seq, type, data)
         elif type == "reply.edited":
-            turn.replace_message(data["of"], seq)
+            turn.replace_message(data.get("of", 0), seq)
         elif type in MESSAGE_TYPES:
             if data.get("rejected") or data.get("aside"):
                 turn.mixed = True
@@ -399,9 +400,9 @@ class View:
     def _apply_cut(self, seq: int, type: str, data: dict[str, Any]) -> None:
         """Take ranges out of the messages. Messages that were added since are in none of them, so appends never
         conflict."""
-        if data["after"] != self.edition:
+        if data.get("after", self.edition) != self.edition:
             raise ViewChanged
-        drop: Ranges = data["drop"]
+        drop: Ranges = data.get("drop", [])
         self.ranges, place = subtract_ranges(self.ranges, drop)
         if self.turn is not None:
             self.turn.outside_messages, _ = subtract_ranges(self.turn.outside_messages, drop)
