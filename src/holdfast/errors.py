@@ -442,6 +442,18 @@ class StoreClosed(StoreError, code="store_closed"):
     """The store was closed."""
 
 
+class ClocksDisagree(StoreError, code="clocks_disagree"):
+    """The clock of this machine and the clock of the database differ by more than a minute, so no sweep is safe."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = round(seconds, 1)
+        which = "ahead of" if seconds > 0 else "behind"
+        super().__init__(
+            f"the clock of this machine is {abs(self.seconds):.0f} s {which} the clock of the database: nothing is "
+            "swept. Set both by the same time server"
+        )
+
+
 class UnsafeSQLite(StoreError, code="unsafe_sqlite"):
     """The SQLite library has a known bug that can corrupt a shared file."""
 

@@ -435,4 +435,3 @@ def _is_prompt(data: bytes) -> bool:
 
 def _tool(value: Any, seq: int) -> bool:  # noqa: ANN401
     return type(value) is list and len(value) == 3 and [type(each) for each in value] == [str, str, dict]
-
