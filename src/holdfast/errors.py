@@ -14,8 +14,8 @@ AgentError
 ├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, InstructionsFailed, TurnParked, TurnCancelled,
 │     RoutingError, HandoffLoop
 ├─ ToolError: FileRefused, MCPFailed
-├─ StoreError: StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable, StorePoisoned, StoreClosed, UnsafeSQLite,
-│     SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
+├─ StoreError: StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable, StorePoisoned, StoreClosed, ClocksDisagree,
+│     UnsafeSQLite, SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
 ├─ ProviderError: AuthenticationFailed, RequestRejected, ContextTooLong, RateLimited, ProviderTimeout,
 │  │  ProviderUnavailable, BadResponse
 │  └─ BadResponse: StreamTruncated
@@ -446,11 +446,10 @@ class ClocksDisagree(StoreError, code="clocks_disagree"):
     """The clock of this machine and the clock of the database differ by more than a minute, so no sweep is safe."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = round(seconds, 1)
-        which = "ahead of" if seconds > 0 else "behind"
+        self.seconds = seconds  # how far this machine is ahead; negative: behind
         super().__init__(
-            f"the clock of this machine is {abs(self.seconds):.0f} s {which} the clock of the database: nothing is "
-            "swept. Set both by the same time server"
+            f"the clock of this machine and that of the database differ by {seconds} seconds: nothing is swept. Set "
+            "both by the same time server"
         )
 
 

@@ -127,9 +127,8 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
         if row.tokens != tokens:
             return _bad(seq, f"the token count of event {seq} was altered")
         previous = expected
-        if stones and row.type in ERASING_TYPES and body is not None:
-            if not _vouches_for(row, stones):
-                return _bad(seq, f"what is left of the events that event {seq} erased was altered")
+        if stones and row.type in ERASING_TYPES and body is not None and not _vouches_for(row, stones):
+            return _bad(seq, f"what is left of the events that event {seq} erased was altered")
     if head is not None and head != seq:
         return _bad(seq + 1, f"{head} events were written, {seq} found")
     if hash is not None and hash != previous:

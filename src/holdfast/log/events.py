@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from holdfast.errors import CorruptLog, SchemaTooNew
+from holdfast.errors import AgentError, CorruptLog, SchemaTooNew
 from holdfast.log import codec
 from holdfast.log.times import to_datetime
 
@@ -88,6 +88,9 @@ UPCASTS: dict[tuple[str, int], Callable[[dict[str, Any]], dict[str, Any]]] = {}
 MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "reply.edited", "tool.returned", "summary.added")
 INDEXED_TYPES = (*MESSAGE_TYPES, "memory.stored")  # those whose words can be searched
 COMMITMENT_SIZE = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
+
+# What reading a payload can raise if holdfast did not write it. What removes text must not need to understand it.
+UNREADABLE = (AgentError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

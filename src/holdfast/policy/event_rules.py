@@ -322,6 +322,10 @@ _TURN_TYPES = frozenset(
     if type.startswith(("turn.", "model.", "tool.", "agent.", "loop.")) and type != "agent.assigned"
 ) | {"approval.requested", "reply.edited", "message.queued", "run.dropped"}  # they belong to a run
 _STATE_TYPES = ("state.set", "view.restored")
+_NAMED_EVENTS = {  # the types of events that `of` may name
+    "reply.edited": ("model.replied", "reply.edited"),
+    "view.unpruned": ("view.pruned", "view.compacted"),
+}
 
 
 def fault_of(event: Event) -> str | None:
@@ -400,12 +404,9 @@ def _find_bad_reference(event: Event, earlier: list[Event], blobs: Mapping[str, 
             return f"event {queued.seq} is not its question"
     if event.type == "message.queued" and data.get("run", event.run) != event.run:
         return "it names another run"
-    if event.type == "reply.edited" and not event.erased:
-        if not data["of"] or earlier[data["of"] - 1].type not in ("model.replied", "reply.edited"):
-            return f"event {data['of']} is no reply"
-    if event.type == "view.unpruned" and not event.erased:
-        if not data["of"] or earlier[data["of"] - 1].type not in ("view.pruned", "view.compacted"):
-            return f"event {data['of']} is no prune"
+    wanted = _NAMED_EVENTS.get(event.type, ())
+    if wanted and not event.erased and (not data["of"] or earlier[data["of"] - 1].type not in wanted):
+        return f"event {data['of']} is none that it can name"
     if event.type == "view.compacted" and earlier[-1].type != "summary.added":
         return "no summary stands before it"
     if event.type == "model.called" and data.get("context") in blobs and not _is_prompt(blobs[data["context"]]):

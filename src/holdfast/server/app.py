@@ -162,7 +162,7 @@ class Server:
             log.warning(f"{what} was cut short", extra=extra_fields(code=error.code))
         except AgentError as error:
             log.warning(f"{what} was cut short", extra=extra_fields(code=error.code))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one bad session or sweep must not stop the next
             errors.log_unexpected_error(error, metrics=self.metrics, where=what)
 
     def _sweep(self) -> None:

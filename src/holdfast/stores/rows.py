@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.clock import is_ulid
 from holdfast.errors import InvalidArgument
 from holdfast.log import codec
-from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
+from holdfast.log.events import MESSAGE_TYPES, UNREADABLE, Event, Row, message_data
 from holdfast.log.messages import message_from_data
 from holdfast.log.named_values import NAMING_TYPES, NameRow, columns_of, names_of
 from holdfast.log.search_words import stems, words
@@ -133,10 +133,13 @@ def index_text(row: Row) -> str:
     event = Event(row)
     if event.erased:
         return ""
-    if row.type == "memory.stored":
-        said = stems(f"{event.data['key']} {event.data['text']}")
-    else:
-        said = words(message_from_data(message_data(event), lambda _: b"").text)
+    try:
+        if row.type == "memory.stored":
+            said = stems(f"{event.data['key']} {event.data['text']}")
+        else:
+            said = words(message_from_data(message_data(event), lambda _: b"").text)
+    except UNREADABLE:  # it has no words, now and when it is erased
+        return ""
     room, found = MAX_INDEXED, []
     for word in dict.fromkeys(said):
         room -= len(word) + 1
