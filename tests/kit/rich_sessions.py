@@ -1,4 +1,4 @@
-"""Sessions that hold every type of event, written by holdfast itself: turns of all kinds, and everything around them."""
+"""Sessions that hold every type of event, written by holdfast itself: turns of all kinds, and what is around them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from holdfast import Agent, File, Message, Session, tool
-from holdfast.errors import AgentError
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.testing import call
@@ -68,10 +67,8 @@ def test_one_odd_payload_is_redacted_and_stops_no_other_redaction(store: Store, 
         replace_payload(store, session.log, seq, payload)
         question = next(event.seq for event in session.events(limit=None) if event.type == "turn.started") + 1
         for wanted in {seq, question}:
-            try:
+            if not session.events(limit=1, after=wanted - 1)[0].erased:
                 session.redact(wanted, reason="asked")
-            except AgentError as error:
-                assert "was erased before" in str(error)
             assert session.events(limit=1, after=wanted - 1)[0].erased
         session.erase(reason="asked", actor="dpo")
         assert store.delete(f"s{seq}")
