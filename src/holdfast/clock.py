@@ -40,6 +40,8 @@ def is_ulid(text: str) -> bool:
 class Clock:
     """Time, ids and randomness of the operating system."""
 
+    is_simulated = False  # true for the time of a whole test, which holds for its database as well
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = (0, 0)
@@ -80,6 +82,8 @@ class Clock:
 
 class FixedClock(Clock):
     """A clock that gives the same values in every run: each read moves it by `tick`, ids and salts are counted."""
+
+    is_simulated = True
 
     def __init__(self, start: int = 1_700_000_000_000_000, tick: int = 1000) -> None:
         super().__init__()

@@ -14,8 +14,8 @@ AgentError
 ├─ TurnFailed: MaxStepsExceeded, BudgetExceeded, SchemaValidationError, InstructionsFailed, TurnParked, TurnCancelled,
 │     RoutingError, HandoffLoop
 ├─ ToolError: FileRefused, MCPFailed
-├─ StoreError: StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable, StorePoisoned, StoreClosed, UnsafeSQLite,
-│  │  SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
+├─ StoreError: StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable, StorePoisoned, StoreClosed, ClocksDisagree,
+│  │  UnsafeSQLite, SchemaTooNew, CorruptLog, WrongKey, KeyNeeded
 │  └─ StoreBusy: StoreReentered
 ├─ ProviderError: AuthenticationFailed, RequestRejected, ContextTooLong, RateLimited, ProviderTimeout,
 │  │  ProviderUnavailable, BadResponse
@@ -456,6 +456,17 @@ class StorePoisoned(StoreError, code="store_poisoned"):
 
 class StoreClosed(StoreError, code="store_closed"):
     """The store was closed."""
+
+
+class ClocksDisagree(StoreError, code="clocks_disagree"):
+    """The clock of this machine and the clock of the database differ by more than a minute, so no sweep is safe."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds  # how far this machine is ahead; negative: behind
+        super().__init__(
+            f"the clock of this machine and that of the database differ by {seconds} seconds: nothing is swept. Set "
+            "both by the same time server"
+        )
 
 
 class UnsafeSQLite(StoreError, code="unsafe_sqlite"):

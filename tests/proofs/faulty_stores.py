@@ -193,15 +193,15 @@ class ClientWork:
     def _start(self) -> None:
         question = Draft(type="message.added", data={"role": "user", "text": self._words[7]}, run="r")
         claim = Claim(holder=encode_holder("work"), seconds=LEASE_SECONDS)
-        self._turn("t1", Draft(type="turn.started", run="r"), question, claim=claim, epoch=None)
+        self._turn("t1", Draft(type="turn.started", run="r", data={"options": {}}), question, claim=claim, epoch=None)
 
     def _end(self) -> None:
         result = Message.tool("42", call_id="c").to_data(Limits())[0]
         reply = Message.assistant("done").to_data(Limits())[0]
         self._turn(
             "t3",
-            Draft(type="tool.returned", data={"call_id": "c", "message": result}, run="r"),
-            Draft(type="model.replied", data={"message": reply, "usage": {"input_tokens": 3}}, run="r"),
+            Draft(type="tool.returned", data={"call_id": "c", "name": "tool", "message": result}, run="r"),
+            Draft(type="model.replied", data={"message": reply, **_REPLY}, run="r"),
             Draft(type="turn.finished", run="r"),
             release=True,
         )
@@ -210,7 +210,8 @@ class ClientWork:
         Session.import_(self.session().export(), session_id="i", store=self.store)
 
 
-_CALL = {"call_id": "c", "name": "tool"}
+_CALL = {"call_id": "c", "name": "tool", "arguments": {}}
+_REPLY = {"usage": {"input_tokens": 3}, "stop_reason": "end_turn", "provider": "p", "model": "m"}
 
 
 def read_store(store: Store, *, heads: bool = False) -> dict[str, Any]:

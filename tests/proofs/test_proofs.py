@@ -26,6 +26,7 @@ MODULES = (
     "server_fleet",
     "postgres_servers",
     "compliance",
+    "imports",
     "turns",
     "flows",
     "simulation",

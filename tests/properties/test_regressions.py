@@ -262,20 +262,22 @@ def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
     """The answer to the first attempt is lost, and another process takes the name before the second."""
     with PostgresStore(database) as store, PostgresStore(database) as other:
         Session("namesake", store=store)
-        real, calls = store.server.connection, list[int]()
+        real, calls = store.server._use_connection, list[int]()
 
-        @contextmanager
-        def lossy() -> Iterator[Any]:
+        def lossy(work: Callable[[Any], Any]) -> Any:
             calls.append(1)
             if len(calls) == 2:
                 Session("namesake", store=other, title="another")
-            with real() as db:
-                yield db
-                if len(calls) == 1:
-                    db.close()
-                    raise make_connection_error()
 
-        store.server.connection = lossy  # type: ignore[method-assign]
+            def lose(db: Any) -> Any:
+                result = work(db)
+                if len(calls) == 1:
+                    raise make_connection_error()
+                return result
+
+            return real(lose)
+
+        store.server._use_connection = lossy  # type: ignore[method-assign]
         assert store.delete("namesake")
         assert Session.open("namesake", store=other).title == "another"
         other.delete("namesake")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 from holdfast import Message
@@ -14,6 +15,8 @@ from tests.properties.store_comparison import KEYS, ModelSession, StoreCompariso
 ENDS = ("turn.finished", "turn.finished", "turn.failed", "turn.cancelled", "turn.interrupted")
 LEASE_SECONDS = 1e6  # seconds of a lease: its time is not compared
 LIMITS = Limits()
+MODEL = {"provider": "p", "model": "m"}
+PROMPT = b'{"kinds":[],"options":{},"system":[],"tools":[]}'
 
 
 class TurnOperations(StoreComparison):
@@ -24,7 +27,7 @@ class TurnOperations(StoreComparison):
         self.runs += 1
         run, question, claims = f"r{self.runs}", Message.user(self.text()), rng.random() < 0.6
         drafts = [
-            Draft(type="turn.started", run=run),
+            Draft(type="turn.started", run=run, data={"agent": None, "options": {}}),
             Draft(type="message.added", data=_encode_message(question), run=run),
         ]
         events = [ExpectedEvent("turn.started", run), ExpectedEvent("message", run, describe_message(question))]
@@ -59,26 +62,27 @@ class TurnOperations(StoreComparison):
         if kind in ("reply", "reject"):
             data: dict[str, Any]
             message, usage = Message.assistant(self.text(), author="model"), {"input_tokens": self.rng.randint(0, 9)}
-            data = {"message": _encode_message(message), "usage": usage} | (
-                {"rejected": True} if kind == "reject" else {}
-            )
+            data = {"message": _encode_message(message), "usage": usage, **MODEL, "stop_reason": "end_turn"}
+            data |= {"rejected": "no JSON"} if kind == "reject" else {}
             draft = Draft(type="model.replied", data=data, run=run, author="model")
             return draft, ExpectedEvent(
                 "message", run, describe_message(message, usage=usage, rejected=kind == "reject")
             )
         if kind == "return":
             message = Message.tool(self.text(), call_id="c1")
-            data = {"call_id": "c1", "message": _encode_message(message)}
+            data = {"call_id": "c1", "name": "t", "message": _encode_message(message)}
             return Draft(type="tool.returned", data=data, run=run), ExpectedEvent(
                 "message", run, describe_message(message)
             )
         if kind == "state":
             data = {"name": "from turn", "value": self.rng.randint(0, 9)}
             return Draft(type="state.set", data=data, run=run), ExpectedEvent("set", run, data)
-        data = {"call_id": "c1", "name": "t"}
-        return Draft(type="tool.called" if kind == "call" else "model.called", data=data, run=run), ExpectedEvent(
-            kind, run
-        )
+        if kind == "call":
+            data = {"call_id": "c1", "name": "t", "arguments": {}}
+            return Draft(type="tool.called", data=data, run=run), ExpectedEvent(kind, run)
+        data = {"step": 1, **MODEL, "from": 1, "upto": 0, "context": sha256(PROMPT).hexdigest()}
+        draft = Draft(type="model.called", data=data, run=run, blobs={data["context"]: PROMPT})
+        return draft, ExpectedEvent(kind, run)
 
     def end_turn(self) -> None:
         (place, model_session), rng = self.choose_session(), self.rng

@@ -38,6 +38,7 @@ def parse_event(data: Mapping[str, Any]) -> Event:
     event.body, event.tombstone = (None, b"") if data.get("erased") else (b"", None)
     event.hash = bytes.fromhex(data.get("hash") or "")
     event._data = data.get("data") or {}
+    event.verified = data.get("verified", True)
     return event
 
 

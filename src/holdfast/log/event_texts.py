@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.log import codec
-from holdfast.log.events import Event
+from holdfast.log.events import SALT_SIZE, UNREADABLE, Event
 from holdfast.log.tombstones import kept_fields
 
 # Fields of payloads with ids, digests, settings and words of the log format.
@@ -22,9 +22,23 @@ _ERROR_SETTINGS = frozenset(("code", "type"))
 def find_texts(event: Event, *, keys: bool = False) -> list[str]:
     """Return the texts of an event: its strings, its whole numbers, and those inside texts that are JSON.
 
-    With `keys`, the keys of its JSON objects are texts too. An erased event has no texts.
+    With `keys`, the keys of its JSON objects are texts too. An erased event has no texts. Of a payload that is not as
+    holdfast writes it, every string is a text; one that is no JSON has none.
     """
-    return [] if event.erased else texts_in(_select_values(event), keys=keys)
+    if event.erased:
+        return []
+    try:
+        values = _select_values(event)
+    except UNREADABLE:
+        values = _read_payload(event)
+    return texts_in(values, keys=keys)
+
+
+def _read_payload(event: Event) -> list[Any]:
+    try:
+        return [codec.decode((event.body or b"")[SALT_SIZE:])]
+    except ValueError:
+        return []
 
 
 def texts_in(value: Any, *, keys: bool = False) -> list[str]:  # noqa: ANN401 - a JSON value

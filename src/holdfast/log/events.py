@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from holdfast.errors import CorruptLog, SchemaTooNew
+from holdfast.errors import AgentError, CorruptLog, SchemaTooNew
 from holdfast.log import codec
 from holdfast.log.times import to_datetime
 
@@ -89,6 +89,9 @@ MESSAGE_TYPES = ("message.added", "message.queued", "model.replied", "reply.edit
 INDEXED_TYPES = (*MESSAGE_TYPES, "memory.stored")  # those whose words can be searched
 COMMITMENT_SIZE = 32  # bytes of a tombstone that stand for the payload; what follows is what the folds still need
 
+# What reading a payload can raise if holdfast did not write it. What removes text must not need to understand it.
+UNREADABLE = (AgentError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -140,15 +143,20 @@ class Row:
 class Event:
     """A fact of a log: `seq, at, type, v, run, branch, author, actor, data`."""
 
-    __slots__ = ("_data", "actor", "at", "author", "body", "branch", "hash", "run", "seq", "tombstone", "type", "v")
+    __slots__ = (
+        *("_data", "actor", "at", "author", "body", "branch", "hash", "run", "seq", "tombstone", "type", "v"),
+        "verified",
+    )
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, *, unverified: int = 0) -> None:
+        """`unverified` is the number that the view of the log has under this name."""
         if row.type not in VERSIONS:
             raise SchemaTooNew(f"event {row.seq} has the unknown type {row.type!r}: upgrade holdfast to read it")
         self.seq, self.at, self.type = row.seq, row.at, row.type
         self.v, self.run, self.branch, self.author, self.actor = unpack_header(row.header)
         self.body, self.tombstone, self.hash = row.body, row.tombstone, row.hash
         self._data: dict[str, Any] | None = None
+        self.verified = row.seq > unverified  # false for an event of an import: its actor is a claim of the export
 
     @property
     def data(self) -> dict[str, Any]:

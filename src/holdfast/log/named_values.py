@@ -21,6 +21,9 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
     """The rows that an event adds; none for one that was erased with its names."""
     if type == "retention.set":
         return [("retention", seq, seq)]
+    if type == "session.imported" or (type == "session.forked" and "unverified" in data):
+        no_retention: list[NameRow] = [("retention", seq, None)]  # that of an import is a record and does not hold
+        return no_retention + [(name, seq, seq) for name in NAMED_FIELDS if name in data]
     if not data:
         return []
     if type == "state.set":
@@ -84,6 +87,7 @@ NAMING_TYPES = frozenset(
         "session.created",
         "session.changed",
         "session.forked",
+        "session.imported",
         "retention.set",
         "session.restored",
         "view.rewound",

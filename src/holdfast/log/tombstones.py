@@ -9,10 +9,9 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from holdfast.errors import CorruptLog
 from holdfast.log import codec
 from holdfast.log.chain import estimate_tokens
-from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, Event
+from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, UNREADABLE, VERSIONS, Event, Row
 from holdfast.log.named_values import NAMED_FIELDS
 
 # Fields that hold no text of a person or a model.
@@ -30,7 +29,8 @@ _STRUCTURAL_FIELDS = {
     "model.replied": ("usage", "stop_reason", "provider", "model", "aside"),
     "reply.edited": ("of", "call_id", "aside"),
     "retention.set": ("ttl_days", "archive_after_days", "auto_prune", "prune_strategy", "max_messages", "immutable"),
-    "session.forked": ("at",),
+    "session.forked": ("at", "unverified"),
+    "session.restored": ("usage", "turns", "started"),
     "summary.added": ("usage", "covers"),
     "tool.called": ("call_id", "name"),
     "tool.returned": ("call_id", "name", "effect", "unknown", "usage", "handoff", "exit"),
@@ -63,20 +63,33 @@ def kept_fields(type: str) -> frozenset[str]:
 
 def make_tombstone(event: Event, *, names: bool) -> bytes:
     """The tombstone of an event. Without `names` the names of state and the ids of facts go as well."""
-    if event.body is None:
-        kept = event.data if names else _keep_structure(event)
-        return (event.tombstone or b"")[:32] + (codec.encode(kept) if kept else b"")
+    commitment = sha256(event.body).digest() if event.body is not None else (event.tombstone or b"")[:COMMITMENT_SIZE]
     try:
-        data, kept = event.data, _keep_structure(event)
-    except CorruptLog:  # it cannot be read, and is to go all the same
-        return sha256(event.body).digest()
+        kept = _keep_fields(event, names=names)
+        return commitment + (codec.encode(kept) if kept else b"")
+    except UNREADABLE:  # it cannot be read, and is to go all the same
+        return commitment
+
+
+def tombstone_of_row(row: Row) -> bytes:
+    """The tombstone of a row in an erasure of its whole log; of a type that a newer holdfast wrote, too."""
+    if row.type in VERSIONS:
+        return make_tombstone(Event(row), names=False)
+    return sha256(row.body).digest() if row.body is not None else (row.tombstone or b"")[:COMMITMENT_SIZE]
+
+
+def _keep_fields(event: Event, *, names: bool) -> dict[str, Any]:
+    data = event.data
+    if event.body is None:
+        return data if names else _keep_structure(event)
+    kept = _keep_structure(event)
     if names:
         kept |= {field: data[field] for field in _NAME_FIELDS.get(event.type, ()) if field in data}
         if event.type == "view.restored":
             kept["state"] = dict.fromkeys(data["state"])
         if event.type in ("session.created", "session.changed", "session.forked", "view.restored"):
             kept |= {field: None for field in NAMED_FIELDS if field in data}
-    return sha256(event.body).digest() + (codec.encode(kept) if kept else b"")
+    return kept
 
 
 def _keep_structure(event: Event) -> dict[str, Any]:

@@ -106,9 +106,8 @@ class Turn:
     run: str
     first: int
     own_messages: Ranges = field(default_factory=list)  # its messages
-    outside_messages: Ranges = field(
-        default_factory=list
-    )  # messages that other writers added during the turn: they stand after it
+    # Messages that other writers added during the turn: they stand after it.
+    outside_messages: Ranges = field(default_factory=list)
     mixed: bool = False  # between its events there are messages that are not its own, or that are not shown
     calls: dict[str, list[Any]] = field(default_factory=dict)  # call id -> [seq of the intent, tool name]
     effects: list[int] = field(default_factory=list)  # results of calls that must not be repeated
@@ -158,9 +157,8 @@ class View:
     has_started: bool = False
     turns: int = 0
     usage: dict[str, int] = field(default_factory=dict)
-    unreported_effects: list[int] = field(
-        default_factory=list
-    )  # effects of failed turns that the next prompt must name
+    # Effects of failed turns that the next prompt must name.
+    unreported_effects: list[int] = field(default_factory=list)
     edition: int = 0  # the last event that changed the view otherwise than by adding to its end
     cuts: list[int] = field(default_factory=list)  # the newest prunes and compactions that hold, for an undo
     held: int = 0  # the event of the legal hold that holds
@@ -170,11 +168,11 @@ class View:
     ttl: int | None = None  # microseconds after the last activity; None: for ever
     retention: int = 0  # the event that says how long the session is kept
     queue: list[list[Any]] = field(default_factory=list)  # [run, its message.queued] of what is to be run, in order
-    last_call_tokens: list[int] = field(
-        default_factory=list
-    )  # tokens of the last model call: estimated, and as reported
+    # Tokens of the last model call: estimated, and as reported.
+    last_call_tokens: list[int] = field(default_factory=list)
     active: str | None = None  # the agent to whom the conversation was handed, or who answers it of several
     ended_turn: Turn | None = None  # the last turn, if it failed or was cancelled: it can be reopened
+    unverified: int = 0  # the last event of an import: up to here, times, authors and actors are claims of an export
 
     @property
     def status(self) -> str:
@@ -219,10 +217,9 @@ class View:
                 raise TurnOpen("start a turn")
             if self.lifecycle != "live":
                 raise LifecycleError("run", status=self.status, legal=MOVES[self.status])
-            assert run is not None
             question = data.get("question", 0)
             own = [[question, question]] if question else []
-            self.turn, self.has_started = Turn(run=run, first=seq, question=question, own_messages=own), True
+            self.turn, self.has_started = Turn(run=run or "", first=seq, question=question, own_messages=own), True
             self.released, self.ended_turn = False, None
             self._close_last(seq - 1)
         elif type == "message.queued":
@@ -280,16 +277,27 @@ class View:
             self.edition, self.cuts, self.active, self.ended_turn = seq, [], data.get("active"), None
         elif type == "session.forked":
             self.reset_for_fork()
+            self.unverified = max(self.unverified, data.get("unverified", 0))
         elif type == "session.restored":  # a document brought them: its session was used elsewhere
-            self.usage, self.turns, self.has_started = dict(data["usage"]), data["turns"], data["started"]
+            self.usage, self.turns = dict(data.get("usage", {})), data.get("turns", 0)
+            self.has_started = data.get("started", self.has_started)
         elif type == "session.imported":
-            self.queue, self.ended_turn = [], None  # what was to be run there is not run here as well
+            self._settle_import(seq)
 
     def reset_for_fork(self) -> None:
         """A fork has the messages of its parent, and a life of its own."""
         self.turn, self.lifecycle, self.turns, self.usage, self.unreported_effects = None, "live", 0, {}, []
         self.held, self.failed, self.released, self.immutable, self.ttl = 0, False, False, False, None
         self.retention, self.queue, self.ended_turn = 0, [], None
+
+    def _settle_import(self, seq: int) -> None:
+        """An import is a record: it brings no work, no decision, no retention and no hold. An open turn ends as one
+        that was interrupted."""
+        if self.turn is not None:
+            self.turn.merge_branches(None)
+            self._end_turn(self.turn, seq, kept=True)
+        self.queue, self.ended_turn, self.failed, self.released, self.unverified = [], None, False, False, seq
+        self.held, self.immutable, self.ttl, self.retention = 0, False, None, 0
 
     def _reopen_turn(self, seq: int, run: str | None) -> None:
         """Open the last turn again, which failed or was cancelled. Its results are used, and its messages stand after
@@ -336,7 +344,7 @@ class View:
         elif type in ("view.pruned", "view.compacted"):
             self._apply_cut(seq, type, data)
         elif type == "reply.edited":
-            turn.replace_message(data["of"], seq)
+            turn.replace_message(data.get("of", 0), seq)
         elif type in MESSAGE_TYPES:
             if data.get("rejected") or data.get("aside"):
                 turn.mixed = True
@@ -392,9 +400,9 @@ class View:
     def _apply_cut(self, seq: int, type: str, data: dict[str, Any]) -> None:
         """Take ranges out of the messages. Messages that were added since are in none of them, so appends never
         conflict."""
-        if data["after"] != self.edition:
+        if data.get("after", self.edition) != self.edition:
             raise ViewChanged
-        drop: Ranges = data["drop"]
+        drop: Ranges = data.get("drop", [])
         self.ranges, place = subtract_ranges(self.ranges, drop)
         if self.turn is not None:
             self.turn.outside_messages, _ = subtract_ranges(self.turn.outside_messages, drop)
@@ -457,7 +465,7 @@ class View:
 
 
 _SORTED = orjson.OPT_SORT_KEYS
-_RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention", "queue", "active")
+_RARE = ("cuts", "held", "failed", "released", "immutable", "ttl", "retention", "queue", "active", "unverified")
 
 
 def decode_view(data: bytes) -> View:

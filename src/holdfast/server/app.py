@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.server.event_stream import EventStream
     from holdfast.tools.tool import Tool
 
+PURGE_EVERY = 60.0  # seconds between purges of kept answers, if the server does not sweep
 THREADS = 48  # for store calls of requests; the run pool has its own
 MAX_CACHED_SESSIONS = 512  # session objects, each with the end of its conversation for the next turn
 
@@ -116,7 +117,7 @@ class Server:
         self.feed.on_tick.append(self._abort_stalled_streams)
         self.feed.open()
         self.runs.open()
-        self._sweeper = loop.create_task(self._sweep_forever())
+        self._sweeper = loop.create_task(self._maintain_forever())
 
     def drain(self) -> None:
         """Begin no new runs, and end the streams; in the event loop."""
@@ -145,20 +146,35 @@ class Server:
             if stream.is_stalled(now):
                 stream.abort()
 
-    async def _sweep_forever(self) -> None:
-        """Sweep at intervals; of several servers one sweeps at a time."""
+    async def _maintain_forever(self) -> None:
+        """Sweep at intervals, and purge the kept answers that have expired; of several servers one sweeps at a time.
+        With an interval of 0 there is no sweep, and kept answers are purged all the same."""
         while True:
-            await asyncio.sleep(self.config.sweep_every)
-            try:
-                report = await off_thread(sweep, self.store)
-                for act in ("archived", "purged"):
-                    self.metrics.sweep_acts.labels(act).inc(len(getattr(report, act)))
-                while await off_thread(self.store.kv_purge, self.store.clock.now()):
-                    pass
-            except StoreError as error:
-                self.metrics.store_errors.labels(error.code).inc()
-            except AgentError as error:
-                log.warning("the sweep was cut short", extra=extra_fields(code=error.code))
+            await asyncio.sleep(self.config.sweep_every or PURGE_EVERY)
+            if self.config.sweep_every:
+                await self._attempt("the sweep", self._sweep)
+            await self._attempt("the purge of kept answers", self._purge_answers)
+
+    async def _attempt(self, what: str, work: Callable[[], None]) -> None:
+        """Do a part of the maintenance. An error is reported, and the next interval tries again."""
+        try:
+            await off_thread(work)
+        except StoreError as error:
+            self.metrics.store_errors.labels(error.code).inc()
+            log.warning(f"{what} was cut short", extra=extra_fields(code=error.code))
+        except AgentError as error:
+            log.warning(f"{what} was cut short", extra=extra_fields(code=error.code))
+        except Exception as error:  # noqa: BLE001 - one bad session or sweep must not stop the next
+            errors.log_unexpected_error(error, metrics=self.metrics, where=what)
+
+    def _sweep(self) -> None:
+        report = sweep(self.store)
+        for act in ("archived", "purged", "failed"):
+            self.metrics.sweep_acts.labels(act).inc(len(getattr(report, act)))
+
+    def _purge_answers(self) -> None:
+        while self.store.kv_purge(self.store.read_time()):
+            pass
 
     async def unavailable_reason(self) -> str | None:
         """Return why this server should get no requests now; None if it is ready."""

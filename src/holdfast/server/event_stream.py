@@ -62,7 +62,8 @@ async def follow_tail(feed: Feed, tail: Tail, seq: int, n: int) -> AsyncIterator
                     seq, n = rows[-1].seq, 0
                     size = sum(len(row.body or b"") for row in rows)
                     limit = max(1, limit // 2) if size > PAGE_BYTES else min(PAGE, limit * 2)
-                    items, rows = [TailItem(row.seq, 0, Event(row), None) for row in rows], []
+                    events, rows = [Event(row, unverified=tail.unverified) for row in rows], []
+                    items = [TailItem(event.seq, 0, event, None) for event in events]
                     yield items
                     continue
                 if tail.is_deleted:

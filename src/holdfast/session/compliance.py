@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from holdfast.concurrency import class_twin, property_twin, twin
 from holdfast.errors import Conflict, InvalidArgument, SessionNotFound
-from holdfast.log.events import Draft, Event
+from holdfast.log.events import UNREADABLE, Draft, Event
 from holdfast.log.identifiers import call_key, check_name, check_owner, session_of_call
 from holdfast.log.view import decode_view
 from holdfast.memory.memory_log import USER_KIND as USER_MEMORY
@@ -253,12 +253,22 @@ def _sessions_called_by(store: Store, log: Log, events: Iterable[Event]) -> list
     """
     found: list[Log] = []
     for event in events:
-        if event.type in _CALL_TYPES and event.run is not None and "call_id" in event.data:
-            child = store.find("session", session_of_call(call_key(log.uid, event.run, event.data["call_id"])))
+        call_id = _call_id_of(event) if event.type in _CALL_TYPES else None
+        if event.run is not None and call_id is not None:
+            child = store.find("session", session_of_call(call_key(log.uid, event.run, call_id)))
             if child is not None and decode_view(store.head(child).view).lifecycle != "erased":
                 plan_erasure(store, child)
                 found += [child, *_sessions_called_by(store, child, _tool_call_events(store, child))]
     return list({child.number: child for child in found}.values())  # a call and its result name the same session
+
+
+def _call_id_of(event: Event) -> str | None:
+    """The call of an event; None if its payload is not as holdfast writes it."""
+    try:
+        found = event.data.get("call_id")
+    except UNREADABLE:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _erase_log(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:

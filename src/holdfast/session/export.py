@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 from holdfast.errors import AgentError, CorruptLog, InvalidArgument, NotJSON, SchemaTooNew
 from holdfast.log import chain, codec
 from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, message_data
-from holdfast.log.identifiers import check_id
+from holdfast.log.identifiers import check_id, check_owner, is_id
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, message_from_data
+from holdfast.log.view import decode_view
+from holdfast.policy import event_rules
 from holdfast.stores import verification
 from holdfast.stores.messages import blob_names, blobs_removed, message_of
 from holdfast.stores.urls import open_store
@@ -70,7 +72,8 @@ class ExportMethods:
     ) -> Self:
         """Create a session with the whole log of a jsonl export, given as text or as a path.
 
-        Raises CorruptLog, before anything is stored, if the hash chain of the export does not verify.
+        Raises CorruptLog, before anything is stored, if the hash chain of the export does not verify, or if an event is
+        not as holdfast writes it. An import is a record: it brings no open turn, queue, retention or legal hold.
         """
         if isinstance(source, Path):
             with source.open("rb") as file:
@@ -104,8 +107,9 @@ def export_jsonl(store: Store, log: Log) -> str:
     removed = verification.blobs_removed(store, log)
     seen = set(removed)
     end = store.head(log)
+    unverified = decode_view(end.view).unverified
     for row in store.walk(log, 1, end.head):
-        event = Event(row)
+        event = Event(row, unverified=unverified)
         line: dict[str, Any] = {
             "seq": row.seq,
             "timestamp": event.timestamp.isoformat(),
@@ -120,6 +124,7 @@ def export_jsonl(store: Store, log: Log) -> str:
             "branch": event.branch,
             "author": event.author,
             "actor": event.actor,
+            "verified": event.verified,
             "hash": row.hash.hex(),
         }
         if event.body is None:
@@ -194,9 +199,13 @@ class JsonlExport:
         return self._head is not None
 
     def verify(self) -> chain.Verification:
-        """Check the hash chain, the bytes of every blob, and that the readable fields of each line match its event."""
+        """Check the hash chain, what each event says, the bytes of every blob, and that the readable fields of each
+        line match its event."""
         found = self._verify_chain()
         if found:
+            fault = event_rules.find_fault(self.rows, self.blobs)
+            if fault is not None:
+                return chain.Verification(ok=False, checked=fault[0] - 1, first_bad=fault[0], reason=fault[1])
             removed = {*blobs_removed(self.rows), *self.removed_blobs}
             for row in self.rows:
                 for digest in blob_names([row]):
@@ -289,8 +298,13 @@ def _read_log_header(line: dict[str, Any]) -> dict[str, Any]:
         raise SchemaTooNew(
             f"the export has version {about['version']}, this holdfast knows {EXPORT_VERSION}: upgrade it"
         )
-    if not isinstance(about["id"], str) or not isinstance(about["origin"], str):
+    if not is_id(about["id"]) or not is_id(about["origin"]):
         raise NotJSON("the first line must say which log it is")
+    for name in ("user_id", "app_name"):
+        check_owner(about.get(name), name)
+    removed = about.get("removed", [])
+    if type(removed) is not list or not all(isinstance(digest, str) for digest in removed):
+        raise NotJSON("'removed' of the first line must be a list of digests")
     if "head" in about or "hash" in about:
         if type(about["head"]) is not int or not isinstance(about["hash"], str) or len(about["hash"]) != 64:
             raise NotJSON("'head' and 'hash' of the first line must be a number and 64 hexadecimal digits")

@@ -285,8 +285,11 @@ class Session(
         for field, value in self._fields_at(point.at, point.is_head).items():
             if value is not None and value != {}:
                 data[field] = value
+        unverified = min((point.view if point.is_head else self._view()).unverified, point.at)
+        if unverified > point.view.unverified:  # the fork is inside the import, before the event that says so
+            data["unverified"] = unverified
         drafts = [Draft(type="session.forked", data=data)]
-        if point.view.retention:  # a fork has the retention of the session whose past it shares
+        if point.view.retention > unverified:  # a fork has the retention of the session whose past it shares
             drafts.append(Draft(type="retention.set", data=self.store.event(self.log, point.view.retention).data))
         log = self.store.create(
             "session",
@@ -341,7 +344,8 @@ class Session(
             rows = self.store.read(self.log, min(after, MAX_SEQ) + 1, limit=limit, types=wanted, since=start)
         else:
             rows = self.store.read(self.log, limit=limit, types=wanted, since=start, reverse=True)[::-1]
-        return [Event(row) for row in rows]
+        unverified = self._view().unverified
+        return [Event(row, unverified=unverified) for row in rows]
 
     # -- documents -------------------------------------------------------------------------------------------------
 

@@ -278,7 +278,7 @@ def plan_append(
         view=view,
         busy=busy,
         marks=marks,
-        updated_at=at if len(drafts) > sum(draft.type in MAINTENANCE for draft in rare) else before.updated_at,
+        updated_at=_last_activity(before.updated_at, at, drafts, rare),
     )
     outcome = AppendResult(
         first=before.head + 1,
@@ -309,6 +309,12 @@ def plan_append(
         claim=asked.claim,
         release=asked.release,
     )
+
+
+def _last_activity(before: int, at: int, drafts: Sequence[Draft], rare: Sequence[Draft]) -> int:
+    """Return the time of the last activity. It never goes back: a process whose clock is behind must not make a session
+    older than it is."""
+    return max(before, at) if len(drafts) > sum(draft.type in MAINTENANCE for draft in rare) else before
 
 
 def _refuse_ended(before: Head, asked: AppendRequest) -> None:

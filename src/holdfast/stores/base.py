@@ -225,6 +225,10 @@ class Store(SessionStore, KeyValues, ABC):
         """Sessions with admitted runs that are not over, by number, and who is at them; of every tenant, if this store
         is bound to none."""
 
+    def read_time(self) -> int:
+        """Now, by the clock that all processes of this store share: on PostgreSQL the clock of the database."""
+        return self.clock.now()
+
     def tidy(self) -> None:
         """After much was removed: leave nothing of it behind that this store could still clear away."""
 

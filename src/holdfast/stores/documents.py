@@ -18,6 +18,7 @@ from holdfast.log.messages import Message
 from holdfast.log.times import to_datetime
 from holdfast.log.view import MOVES, decode_view
 from holdfast.policy.budget import Budget
+from holdfast.policy.event_rules import is_amount
 from holdfast.policy.retention import Retention
 from holdfast.stores.messages import message_draft, messages_of
 from holdfast.stores.turn_documents import turn_document, turn_drafts
@@ -66,7 +67,7 @@ def _times(store: Store, log: Log, updated_at: int) -> tuple[str, str]:
     is used again."""
     own = to_datetime(log.created_at).isoformat(), to_datetime(updated_at).isoformat()
     found = store.lookup(log, "restored")
-    if found is None:
+    if found is None or found.erased:
         return own
     restored = store.event(log, found.seq)
     created: str = restored.data["created_at"]
@@ -97,9 +98,9 @@ def check_document(document: object) -> dict[str, Any]:
     for name in ("created_at", "updated_at"):
         _parse_time(document, name)
     usage = document.get("usage") or {}
-    if not isinstance(usage, dict) or not all(isinstance(amount, int) for amount in usage.values()):
+    if not isinstance(usage, dict) or not all(is_amount(amount) for amount in usage.values()):
         raise InvalidArgument("'usage' of a session document must be a dict of whole numbers")
-    if not isinstance(document.get("turns", 0), int):
+    if not is_amount(document.get("turns", 0)):
         raise InvalidArgument("'turns' of a session document must be a whole number")
     if document.get("turn") is not None:
         turn_drafts(document["turn"])

@@ -14,10 +14,10 @@ from holdfast.errors import ImmutableSession, InvalidArgument, SessionHeld, Turn
 from holdfast.log import codec
 from holdfast.log.chain import digest_tombstones
 from holdfast.log.event_texts import find_texts
-from holdfast.log.events import Draft, Event
+from holdfast.log.events import UNREADABLE, Draft, Event
 from holdfast.log.named_values import NAMING_TYPES
 from holdfast.log.ranges import Ranges, append_seq
-from holdfast.log.tombstones import make_tombstone
+from holdfast.log.tombstones import make_tombstone, tombstone_of_row
 from holdfast.log.view import View, decode_view
 from holdfast.stores.append import Head, expiry, is_locked
 from holdfast.stores.messages import blobs_of_event
@@ -164,7 +164,7 @@ def plan_erasure(store: Store, log: Log) -> ErasurePlan:
 
 def _plan_whole_log(store: Store, reader: Log, holder: Log, last: int, burial: ErasurePlan) -> None:
     rows = walk_lenient(store, reader, holder.base + 1, last)
-    burial.tombstones[holder.number] = [(row.seq, make_tombstone(Event(row), names=False)) for row in rows if row.type]
+    burial.tombstones[holder.number] = [(row.seq, tombstone_of_row(row)) for row in rows if row.type]
 
 
 def _is_in_use(store: Store, log: Log) -> bool:
@@ -196,15 +196,24 @@ def _refuse_protected(view: View, head: Head, now: int) -> None:
 def _collect_events(store: Store, log: Log, repetition: Repetition, *, is_holder: bool) -> list[Event]:
     """The events of one log that go: those that repeat the text, later versions of facts, and what was made of them."""
     found = list(repetition.events) if is_holder else []
-    facts = {each.data["id"]: each.seq for each in reversed(repetition.events) if each.type in _FACT_TYPES}
+    facts = {_fact_id(each): each.seq for each in reversed(repetition.events) if each.type in _FACT_TYPES}
     for each in map(Event, store.read(log, log.base + 1, types=["fact.updated"]) if facts else ()):
-        if not each.erased and each.seq > facts.get(each.data["id"], each.seq):
+        if not each.erased and each.seq > facts.get(_fact_id(each), each.seq):
             found.append(each)
     found += _summaries_over(store, log, [[each.seq, each.seq] for each in repetition.events])
     if not is_holder and any(each.type in _LIST_COLUMN_TYPES for each in repetition.events):
         found += _find_fork_event(store, log)
     unique = {each.seq: each for each in found}
     return [unique[seq] for seq in sorted(unique)]
+
+
+def _fact_id(event: Event) -> str | None:
+    """The id of a fact; None if the payload is not as holdfast writes it."""
+    try:
+        found = event.data["id"]
+    except UNREADABLE:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _find_fork_event(store: Store, log: Log) -> list[Event]:
@@ -224,8 +233,12 @@ def _summaries_over(store: Store, log: Log, ranges: Ranges) -> list[Event]:
     """The summaries in a log that cover any event of the ranges."""
     found = []
     for each in map(Event, store.read(log, log.base + 1, types=["summary.added"])):
-        covers = () if each.erased else each.data.get("covers", ())
-        if any(first <= high and last >= low for first, last in covers for low, high in ranges):
+        try:
+            covers = () if each.erased else each.data.get("covers", ())
+            is_over = any(first <= high and last >= low for first, last in covers for low, high in ranges)
+        except UNREADABLE:  # what it covers is not known, so it goes
+            is_over = True
+        if is_over:
             found.append(each)
     return found
 
@@ -240,14 +253,22 @@ def _prompts_with(store: Store, log: Log, repetition: Repetition, seq: int) -> s
     found: set[str] = set()
     looked: set[str] = set()
     for row in store.read(log, max(seq, log.base) + 1, types=["model.called"]) if forms else ():
-        digest = Event(row).data.get("context")
-        if digest is None or digest in looked:
-            continue
-        looked.add(digest)
-        data = store.blob_of_number(log.number, digest)
-        if data is not None and any(form in section for section in codec.decode(data)["system"] for form in forms):
-            found.add(digest)
+        for digest in blobs_of_event(Event(row)):
+            if digest in looked:
+                continue
+            looked.add(digest)
+            data = store.blob_of_number(log.number, digest)
+            if data is not None and _has_form(data, forms):
+                found.add(digest)
     return found
+
+
+def _has_form(prompt: bytes, forms: set[str]) -> bool:
+    """Whether a stored prompt repeats one of the texts; one that cannot be read counts as one that does."""
+    try:
+        return any(form in section for section in codec.decode(prompt)["system"] for form in forms)
+    except UNREADABLE:
+        return True
 
 
 def _forms_in_prompt(text: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.log import codec
-from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, Draft, Event, Row, message_data
+from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, UNREADABLE, Draft, Event, Row, message_data
 from holdfast.log.messages import Limits, Message, ToolResult, blobs_in, message_from_data
 from holdfast.log.ranges import clip_ranges
 from holdfast.log.times import to_datetime
@@ -73,12 +73,14 @@ def blobs_of_event(event: Event) -> list[str]:
     """Return the blobs that an event names: parts of its message, a long result of a tool, a prompt."""
     if event.erased:
         return []
-    if event.type == "model.called":
-        return [event.data["context"]] if "context" in event.data else []
-    if event.type not in MESSAGE_TYPES:
+    try:
+        if event.type == "model.called":
+            found = [event.data.get("context")]
+        else:
+            found = [*blobs_in(message_data(event)), event.data.get("whole")] if event.type in MESSAGE_TYPES else []
+    except UNREADABLE:  # a payload that is not as holdfast writes it names no bytes
         return []
-    whole = event.data.get("whole")
-    return [*blobs_in(message_data(event)), *([] if whole is None else [whole])]
+    return [digest for digest in found if isinstance(digest, str)]
 
 
 def blob_names(rows: Iterable[Row]) -> list[str]:

@@ -334,6 +334,11 @@ class PostgresStore(PostgresKeyValues, SQLStore):
         for name, seq, ref in _name_rows(batch, key):
             db.execute(SQL.ADD_NAME, (number, name, seq, ref))
 
+    def read_time(self) -> int:
+        if self.clock.is_simulated:
+            return self.clock.now()
+        return int(self._fetch_one(self.sql.TIME)[0])
+
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def _lease_from_columns(self, columns: Sequence[Any]) -> Lease | None:

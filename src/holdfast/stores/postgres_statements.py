@@ -45,6 +45,7 @@ class PostgresStatements(Statements):
     PURGE = ("DELETE FROM events WHERE log = ?", "DELETE FROM words WHERE log = ?", *Statements.PURGE)
     ERASE_WHOLE = (*Statements.ERASE_WHOLE, "DELETE FROM words WHERE log = ?")
 
+    TIME = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
     LEASE = f"SELECT {_LEASE_COLUMNS} FROM leases x WHERE log = ?"
     RUN_QUEUE = run_queue(_LEASE_COLUMNS)
     TAKE_LEASE = """INSERT INTO leases VALUES(?,?,?, clock_timestamp() + make_interval(secs => ?))

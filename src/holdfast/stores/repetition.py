@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.log.chain import ERASING_TYPES
 from holdfast.log.event_texts import find_texts, texts_in
-from holdfast.log.events import Event, message_data
+from holdfast.log.events import UNREADABLE, Event, message_data
 from holdfast.log.view import TURN_ENDS
+from holdfast.stores.messages import blobs_of_event
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
@@ -69,16 +70,19 @@ def _is_piece(text: str, sources: list[str]) -> bool:
 
 def _find_texts(store: Store, log: Log, event: Event) -> list[str]:
     """Return the texts of an event, and of the whole result if the event holds only the beginning of it."""
-    whole = None if event.erased or event.type != "tool.returned" else event.data.get("whole")
-    data = None if whole is None else store.blob_of_number(log.number, whole)
+    wholes = blobs_of_event(event)[-1:] if event.type == "tool.returned" and b'"whole":' in (event.body or b"") else []
+    data = store.blob_of_number(log.number, wholes[0]) if wholes else None
     return find_texts(event) + ([] if data is None else texts_in(data.decode(errors="replace")))
 
 
 def _calls_in(event: Event) -> set[str]:
     """Return the ids of the calls whose arguments an event holds: a reply, an intent, a request or a decision."""
-    if event.type in _REPLY_TYPES:
-        return {part["id"] for part in message_data(event).get("parts", ()) if part["type"] == "tool_call"}
-    return {event.data["call_id"]} if {"call_id", "arguments"} <= event.data.keys() else set()
+    try:
+        if event.type in _REPLY_TYPES:
+            return {part["id"] for part in message_data(event).get("parts", ()) if part["type"] == "tool_call"}
+        return {event.data["call_id"]} if {"call_id", "arguments"} <= event.data.keys() else set()
+    except UNREADABLE:  # a payload that is not as holdfast writes it
+        return set()
 
 
 def _find_replies(turn: list[Event], event: Event) -> list[Event]:
@@ -101,7 +105,7 @@ def _read_turn(store: Store, log: Log, event: Event, reader: Log) -> list[Event]
     for row in store.read(log, log.base + 1, event.seq, types=["turn.started"], reverse=True, limit=1):
         started = Event(row)
         if started.run == run:
-            first = min(started.seq, started.data.get("question") or started.seq)  # a queued question came before
+            first = min(started.seq, _question_of(started) or started.seq)  # a queued question came before
     found: list[Event] = []
     is_open = False
     for row in store.walk(log, first):
@@ -114,6 +118,14 @@ def _read_turn(store: Store, log: Log, event: Event, reader: Log) -> list[Event]
             break
         is_open = (is_open or each.type in _RUN_STARTS) and each.type not in _RUN_ENDS
     return found
+
+
+def _question_of(started: Event) -> int:
+    try:
+        found = started.data.get("question")
+    except UNREADABLE:
+        return 0
+    return found if type(found) is int and found > 0 else 0
 
 
 def _is_reopened(store: Store, log: Log, end: Event) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 from holdfast.clock import is_ulid
 from holdfast.errors import InvalidArgument
 from holdfast.log import codec
-from holdfast.log.events import MESSAGE_TYPES, Event, Row, message_data
+from holdfast.log.events import MESSAGE_TYPES, UNREADABLE, Event, Row, message_data
 from holdfast.log.messages import message_from_data
 from holdfast.log.named_values import NAMING_TYPES, NameRow, columns_of, names_of
 from holdfast.log.search_words import stems, words
 from holdfast.log.view import changes_view, decode_view
-from holdfast.stores.append import RETENTION_TYPES, SNAPSHOT_EVERY, AppendBatch, AppendResult, Head, make_retention_row
+from holdfast.stores.append import SNAPSHOT_EVERY, AppendBatch, AppendResult, Head
 from holdfast.stores.base import Fork, Info, Log
 from holdfast.stores.encrypted_rows import Keys
 from holdfast.stores.encryption import DataKey
@@ -133,10 +133,13 @@ def index_text(row: Row) -> str:
     event = Event(row)
     if event.erased:
         return ""
-    if row.type == "memory.stored":
-        said = stems(f"{event.data['key']} {event.data['text']}")
-    else:
-        said = words(message_from_data(message_data(event), lambda _: b"").text)
+    try:
+        if row.type == "memory.stored":
+            said = stems(f"{event.data['key']} {event.data['text']}")
+        else:
+            said = words(message_from_data(message_data(event), lambda _: b"").text)
+    except UNREADABLE:  # it has no words, now and when it is erased
+        return ""
     room, found = MAX_INDEXED, []
     for word in dict.fromkeys(said):
         room -= len(word) + 1
@@ -147,7 +150,10 @@ def index_text(row: Row) -> str:
 
 
 def replay_rows(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Iterator[AppendBatch]:
-    """Rows that were sealed elsewhere, as batches that write them and move the head over them, page by page."""
+    """Rows that were sealed elsewhere, as batches that write them and move the head over them, page by page.
+
+    They set no retention: an import brings none, and a fork appends its own after them.
+    """
     for start in range(0, len(rows), SNAPSHOT_EVERY):
         page = rows[start : start + SNAPSHOT_EVERY]
         view = decode_view(head.view)
@@ -187,9 +193,6 @@ def replay_rows(head: Head, rows: Sequence[Row], blobs: dict[str, bytes]) -> Ite
             blobs=blobs if start == 0 else {},
             snapshot=after.view,
             changed_columns=session or None,
-            retention_row=make_retention_row(view, head.updated_at)
-            if any(row.type in RETENTION_TYPES for row in page)
-            else None,
         )
         head = after
 

@@ -190,6 +190,9 @@ def _fold_outcome(run: str, events: list[Event], view: View) -> Outcome:
         elif event.type == "run.dropped":
             outcome.error = event.data.get("error")
             outcome.status, outcome.ended_at = "failed" if outcome.error else "cancelled", event.at
-    if view.turn is not None and view.turn.run == run and view.turn.parked:
+    is_open = view.turn is not None and view.turn.run == run
+    if is_open and view.turn is not None and view.turn.parked:
         outcome.status = "parked"
+    elif not outcome.over and not is_open and all(entry[0] != run for entry in view.queue):
+        outcome.status = "interrupted"  # it was open or queued in the original of this import or fork
     return outcome

@@ -19,6 +19,7 @@ from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError
 from holdfast.log.chain import ERASING_TYPES
 from holdfast.log.events import Event, Row
+from holdfast.log.view import decode_view
 from holdfast.stores.base import Log, Store
 from holdfast.turn.stream_events import StreamEvent
 
@@ -61,6 +62,7 @@ class Tail:
         self.base = head  # seq of the newest event that is not held any more
         self.readers = 0
         self.is_deleted = False  # whether the log was deleted
+        self.unverified = 0  # the last event of an import, as the view has it: it never changes
         self._early_deltas: deque[FeedMessage] = deque()  # deltas that arrived before their event was read
         self._waiters: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -138,7 +140,7 @@ class Tail:
             if row.type in ERASING_TYPES:
                 self._forget_items()
             self.last = row.seq
-            self._append_item(TailItem(row.seq, 0, Event(row), None))
+            self._append_item(TailItem(row.seq, 0, Event(row, unverified=self.unverified), None))
             self._release_deltas()
 
     def _forget_items(self) -> None:
@@ -232,14 +234,15 @@ class Feed:
             tail = self._tails[log.number] = Tail(self, store, log, -1)
             tail.readers += 1
             try:
-                head = (await off_thread(store.head, log)).head
+                found = await off_thread(store.head, log)
             except BaseException:
                 tail.readers -= 1
                 self._drop_tail(tail)
                 tail.is_deleted = True
                 raise
             if tail.last == -1:
-                tail.last = tail.base = head
+                tail.last = tail.base = found.head
+                tail.unverified = decode_view(found.view).unverified
             tail.refresh()
             return tail
         tail.readers += 1

@@ -15,7 +15,10 @@ from typing import Any
 from holdfast import diagnostics
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import (
+    AgentError,
+    ClocksDisagree,
     Conflict,
+    CorruptLog,
     ImmutableSession,
     InvalidArgument,
     LifecycleError,
@@ -24,6 +27,8 @@ from holdfast.errors import (
     SessionExists,
     SessionHeld,
     SessionNotFound,
+    StoreError,
+    WrongKey,
 )
 from holdfast.log.events import Draft
 from holdfast.log.view import decode_view
@@ -39,6 +44,8 @@ PAUSE_FACTOR = 2.0  # length of a pause, in times of the act before it
 LONGEST_PAUSE = 0.1
 KIND, ID = "sweep", "sweep"
 RETRY_DELAY = 60_000_000  # microseconds until a session that could not be changed is due again
+FAILURE_DELAY = 3_600_000_000  # microseconds until a session that could not be judged is due again
+MAX_SKEW = 60_000_000  # microseconds between the clock of this machine and that of the database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,7 @@ class SweptSession:
 
     id: str
     tenant: str
-    act: str  # archived, purged or kept
+    act: str  # archived, purged, kept or failed
     why: str
 
 
@@ -72,6 +79,11 @@ class SweepReport:
     def kept(self) -> list[str]:
         return [each.id for each in self.sessions if each.act == "kept"]
 
+    @property
+    def failed(self) -> list[str]:
+        """The sessions that could not be judged or changed. They are tried again later."""
+        return [each.id for each in self.sessions if each.act == "failed"]
+
 
 def sweep(
     store: Store | SessionStore | str | None = None,
@@ -83,14 +95,15 @@ def sweep(
     """Apply retention to every session that is due, in batches, and return what was done.
 
     `store` is an object, a URL, or None for the configured store. Covers every tenant if the store is bound to none. A
-    dry run changes nothing and returns what would be done.
+    dry run changes nothing and returns what would be done. A session that cannot be judged is reported as failed and
+    put off; the sweep goes on with the others. Raises ClocksDisagree if the clock of the database is another one.
     """
     store = open_store(store)
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidArgument(f"batch={batch!r}: use a whole number above 0")
     report = SweepReport(dry_run=dry_run)
     if dry_run:
-        now = store.clock.now()
+        now = _read_time(store)
         for due in store.due_for_sweep(now, limit=1_000_000):
             _preview_session(store, due, now, report)
             if on_batch is not None and report.looked % batch == 0:
@@ -115,6 +128,17 @@ def sweep(
     return report
 
 
+def _read_time(store: Store) -> int:
+    """Return now, by the clock that all processes share. A machine whose clock runs ahead must not purge what others
+    still keep, and one that is behind has written wrong times of last activity: it must not judge by them."""
+    before = store.clock.now()
+    now = store.read_time()
+    after = store.clock.now()
+    if not before - MAX_SKEW <= now <= after + MAX_SKEW:
+        raise ClocksDisagree(round((before - now) / 1e6, 1))
+    return now
+
+
 def _report_sweep(done: SweepReport, seconds: float) -> None:
     """Report a sweep, by its numbers. A server sweeps every minute: a sweep that found nothing due is for DEBUG."""
     diagnostics.report(
@@ -133,13 +157,13 @@ def _report_sweep(done: SweepReport, seconds: float) -> None:
 class _Sweeper:
     """One sweep under its lease."""
 
-    def __init__(self, store: Store, log: Log, epoch: int) -> None:
-        self.store, self.log, self.epoch = store, log, epoch
+    def __init__(self, store: Store, log: Log, epoch: int, now: int) -> None:
+        self.store, self.log, self.epoch, self.now = store, log, epoch, now
         self.renewal = Renewal(store, log, epoch)
-        self.now = store.clock.now()
 
     @classmethod
     def begin(cls, store: Store) -> _Sweeper | None:
+        now = _read_time(store)
         log = store.find(KIND, ID)
         if log is None:
             try:
@@ -153,7 +177,7 @@ class _Sweeper:
             return None
         if done.has_taken_over:
             report_takeover(log)
-        return cls(store, log, done.epoch)
+        return cls(store, log, done.epoch, now)
 
     def due_batches(self, size: int) -> Iterator[list[TenantLog]]:
         """Yield the sessions that are due, batch by batch. A session that was handled is not due any more, so each
@@ -167,8 +191,12 @@ class _Sweeper:
         """Handle one batch: decide, log what will be purged, act, log the counts."""
         judged = []
         for each in due:
-            found = _judge_session(self.store.for_tenant(each.tenant), each.log, self.now)
             report.looked += 1
+            try:
+                found = _judge_session(self.store.for_tenant(each.tenant), each.log, self.now)
+            except Exception as error:  # noqa: BLE001 - one bad session or sweep must not stop the next
+                report.sessions.append(self._put_off(each, error))
+                continue
             if found is not None:
                 judged.append((each, *found))
         purges = [self._tombstone(each, head) for each, head, verdict in judged if verdict.action == "purge"]
@@ -179,7 +207,10 @@ class _Sweeper:
         for each, head, verdict in judged:
             self.renewal.check()
             began = self.store.clock.monotonic()
-            report.sessions.append(self._apply_verdict(each, head, verdict))
+            try:
+                report.sessions.append(self._apply_verdict(each, head, verdict))
+            except Exception as error:  # noqa: BLE001 - one bad session or sweep must not stop the next
+                report.sessions.append(self._put_off(each, error))
             crashpoint("swept one")
             # Turns need the store as well: the sweep writes for at most a third of the time.
             self.store.clock.sleep(min(LONGEST_PAUSE, PAUSE_FACTOR * (self.store.clock.monotonic() - began)))
@@ -213,6 +244,12 @@ class _Sweeper:
         store.schedule_sweep(log, again if again is None or again > self.now else self.now + 1)
         return SweptSession(id=log.id, tenant=due.tenant, act=act, why=why)
 
+    def _put_off(self, due: TenantLog, error: Exception) -> SweptSession:
+        """Put off a session that could not be judged or changed, so that it stops no other session."""
+        swept = _report_failure(due, error)
+        self.store.for_tenant(due.tenant).schedule_sweep(due.log, self.now + FAILURE_DELAY)
+        return swept
+
     def end(self) -> None:
         try:
             self.store.append(self.log, [], epoch=self.epoch, release=True)
@@ -228,9 +265,26 @@ def _archive(store: Store, log: Log, head: Head, why: str) -> None:
         report_takeover(log)
 
 
+def _report_failure(due: TenantLog, error: Exception) -> SweptSession:
+    """Report a session that could not be swept. Raises the error again if it is one of the whole store."""
+    if isinstance(error, StoreError) and not isinstance(error, CorruptLog | WrongKey):
+        raise error
+    code = error.code if isinstance(error, AgentError) else type(error).__name__
+    diagnostics.report(
+        logging.WARNING,
+        "the sweep could not judge session %(session_id)s (%(code)s): it is put off",
+        {"session_id": due.log.id, "code": code},
+    )
+    return SweptSession(id=due.log.id, tenant=due.tenant, act="failed", why=f"it could not be judged: {code}")
+
+
 def _preview_session(store: Store, due: TenantLog, now: int, report: SweepReport) -> None:
-    found = _judge_session(store.for_tenant(due.tenant), due.log, now)
     report.looked += 1
+    try:
+        found = _judge_session(store.for_tenant(due.tenant), due.log, now)
+    except Exception as error:  # noqa: BLE001 - one bad session or sweep must not stop the next
+        report.sessions.append(_report_failure(due, error))
+        return
     if found is not None:
         act = {"archive": "archived", "purge": "purged", "keep": "kept"}[found[1].action]
         report.sessions.append(SweptSession(id=due.log.id, tenant=due.tenant, act=act, why=found[1].reason))

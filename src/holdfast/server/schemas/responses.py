@@ -381,6 +381,7 @@ class EventShape(ResponseBody):
     actor: str | None
     data: dict[str, Any]
     erased: bool = Field(description="Its payload is gone; `data` has what is left.")
+    verified: bool = Field(description="False: an import brought it, and its actor is a claim of the export.")
     hash: str
 
 

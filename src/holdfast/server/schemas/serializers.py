@@ -156,6 +156,7 @@ def event_dict(found: Event) -> dict[str, Any]:
         "actor": found.actor,
         "data": found.data,
         "erased": found.erased,
+        "verified": found.verified,
         "hash": found.hash.hex(),
     }
 

@@ -57,9 +57,10 @@ _EVENT: Schema = {
         "actor": _TEXT_OR_NULL,
         "data": _OBJECT,
         "erased": {"type": "boolean"},
+        "verified": {"type": "boolean"},
         "hash": _TEXT,
     },
-    "required": ["seq", "at", "type", "v", "run", "branch", "author", "actor", "data", "erased", "hash"],
+    "required": ["seq", "at", "type", "v", "run", "branch", "author", "actor", "data", "erased", "verified", "hash"],
 }
 
 

@@ -1,0 +1,74 @@
+"""What removes text need not understand it: sessions with payloads that holdfast did not write are erased, redacted
+and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import Agent, File, Message, Session, tool
+from holdfast.stores import MemoryStore, SQLiteStore
+from holdfast.stores.base import Store
+from holdfast.testing import call
+from tests.kit.odd_payloads import replace_payload
+
+ODD = [b"[]", b"7", b'"text"', b"null", b"{}", b"\xff", b'{"message":7,"parts":[1],"call_id":[],"id":{},"covers":3}']
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "sqlite":
+        with SQLiteStore(tmp_path / "log.db") as found:
+            yield found
+    else:
+        yield request.getfixturevalue("shared_postgres").for_tenant(request.node.name)
+
+
+@tool
+def look(where: str) -> str:
+    """Look somewhere."""
+    return f"{where} is empty"
+
+
+def make_session(store: Store, id: str) -> Session:
+    script = [call("look", {"where": "the drawer"}), "The drawer is empty."]
+    agent = Agent(provider="scripted", script=script, tools=[look])
+    session = agent.session(id, store=store, user_id="alice", title="Drawers", state={"n": 1})
+    session.add_message(Message.user("a file", File(data=b"%PDF", media_type="application/pdf")))
+    fact = session.facts.add("the drawer is brown")
+    session.facts.update(fact.id, text="the drawer is red")
+    session.run("What is in the drawer?")
+    session.prune("summarize_old", threshold=2)
+    return session
+
+
+@pytest.mark.parametrize("payload", ODD, ids=str)
+def test_every_payload_may_be_odd_and_the_session_is_erased_and_deleted(store: Store, payload: bytes) -> None:
+    session = make_session(store, "s")
+    fork = session.fork("fork")
+    for event in session.events(limit=None):
+        replace_payload(store, session.log, event.seq, payload)
+    session.erase(reason="asked", actor="dpo")
+    assert [event.erased for event in session.events(limit=None)] == [True] * (session.head - 1) + [False]
+    assert store.delete("s")
+    fork.erase(reason="asked", actor="dpo")
+    assert store.delete("fork")
+
+
+@pytest.mark.parametrize("payload", ODD, ids=str)
+def test_one_odd_payload_is_redacted_and_stops_no_other_redaction(store: Store, payload: bytes) -> None:
+    count = make_session(MemoryStore(), "count").head
+    for seq in range(1, count + 1):
+        session = make_session(store, f"s{seq}")
+        replace_payload(store, session.log, seq, payload)
+        question = next(event.seq for event in session.events(limit=None) if event.type == "turn.started") + 1
+        for wanted in {seq, question}:
+            if not session.events(limit=1, after=wanted - 1)[0].erased:
+                session.redact(wanted, reason="asked")
+            assert session.events(limit=1, after=wanted - 1)[0].erased
+        session.erase(reason="asked", actor="dpo")
+        assert store.delete(f"s{seq}")
