@@ -18,6 +18,7 @@ from holdfast.errors import (
     AgentError,
     SessionNotFound,
     StaleEpoch,
+    StoreError,
 )
 from holdfast.log.events import INDEXED_TYPES, Draft, Row
 from holdfast.log.messages import Limits
@@ -117,6 +118,10 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     @property
     def is_closed(self) -> bool:
         return self.server.closed
+
+    @property
+    def write_fault(self) -> StoreError | None:
+        return self.server.write_fault
 
     # -- the database's own way --------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from holdfast.errors import (
 )
 from holdfast.operating_system import register_at_fork
 from holdfast.stores.migrations import Migration, migrate
+from holdfast.stores.write_faults import LASTING_FAULTS
 
 T = TypeVar("T")
 Connection = apsw.Connection
@@ -145,6 +146,7 @@ class SQLiteFile:
 
     def _open(self) -> None:
         self.poison_reason: str | None = None
+        self.write_fault: StoreError | None = None  # of the last write
         self._writer = self._open_writer()
         self._identity = self._file_identity()
         self._needs_reopen = False
@@ -294,7 +296,10 @@ class SQLiteFile:
         if not job.done:
             self._lead(job)
         if job.error is not None:
+            if isinstance(job.error, LASTING_FAULTS):
+                self.write_fault = job.error
             raise job.error
+        self.write_fault = None
         result: T = job.result
         return result
 
