@@ -76,7 +76,7 @@ def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, An
         body["error"] = _HTTP_TEXTS.get(status, str(error.detail))
         body["code"] = _HTTP_CODES.get(status, "invalid_argument" if status < 500 else "internal_error")
     elif isinstance(error, AgentError):
-        status, body["code"], body["error"] = error.status, error.code, _public_text(error)
+        status, body["code"], body["error"] = error.status, error.code, public_text(error)
         if isinstance(field := getattr(error, "field", None), str):
             body["field"] = field
         if (wait := _retry_seconds(error)) is not None:
@@ -146,7 +146,7 @@ def _make_sendable(value: Any) -> Any:  # noqa: ANN401 - a JSON value
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
-def _public_text(error: AgentError) -> str:
+def public_text(error: AgentError) -> str:
     """Return the text of an error for a client. The text of a store names its file or its database server: that is for
     the server's log only."""
     if not isinstance(error, StoreError) or isinstance(error, SchemaTooNew | KeyNeeded):

@@ -173,7 +173,7 @@ def _ask_a_full_store(seed: int) -> list[str]:
 
 def _revoke_a_key(seed: int) -> list[str]:
     """A stream and a waiting request of a key that is revoked."""
-    auth.CACHED_SECONDS = event_stream.CACHED_SECONDS = 0.1
+    auth.CACHED_SECONDS = event_stream.CACHED_SECONDS = 0.1  # type: ignore[attr-defined]
     with _share() as shared, shared.client("acme") as client:
         session = Session.open("s0", store=shared.store.for_tenant("acme"))
         headers = {"Accept": "text/event-stream"}
