@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import suppress
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -37,6 +42,31 @@ def is_event_loop_running() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def start_on_own_thread(call: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Start a blocking call on a new thread and return its future. The process may end while the call hangs."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def resolve(result: T | None, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(result) if error is None else done.set_exception(error)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = context.run(call)
+        except BaseException as raised:  # noqa: BLE001 - raised where the future is awaited
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(resolve, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
 
 
 def twin(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:

@@ -33,9 +33,9 @@ STORE_PATIENCE = os.environ.get("HOLDFAST_PROVE_PATIENCE")
 numbers = count()
 
 if STALLED is not None:
-    from holdfast.server import event_stream
+    from holdfast.server.http import header_limits
 
-    event_stream.STALL_SECONDS = float(STALLED)
+    header_limits.STALL_SECONDS = float(STALLED)
 if STORE_PATIENCE is not None:
     PostgresStore.__init__.__kwdefaults__["patience"] = float(STORE_PATIENCE)  # type: ignore[index]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -147,7 +148,8 @@ def events(
         return []
     query: dict[str, Any] = {"since": _format_since(since), "types": types_of(types)}
     if after is None and limit is not None and limit <= PAGE:
-        return [parse_event(each) for each in (yield get(self._path("events"), limit=limit, **query))["events"]]
+        with suppress(LimitExceeded):  # these events are large: they are read page by page
+            return [parse_event(each) for each in (yield get(self._path("events"), limit=limit, **query))["events"]]
     found: list[Event] = []
     at: int | None = after or 0
     while at is not None and (limit is None or after is None or len(found) < limit):

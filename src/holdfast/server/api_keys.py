@@ -108,12 +108,23 @@ def create_key(
 
 def find_key(store: Store, key: str) -> KeyInfo | None:
     """Return the info of a key if it exists and its secret is right, else None. It may be expired or revoked."""
-    match = _KEY.fullmatch(key)
-    kept = store.for_tenant("").kv_get(KEYS, match.group(1)) if match else None
-    if match is None or kept is None:
+    key_id = public_id_of(key)
+    kept = None if key_id is None else store.for_tenant("").kv_get(KEYS, key_id)
+    if key_id is None or kept is None:
         return None
-    info = _decode_key_info(match.group(1), kept)
+    info = _decode_key_info(key_id, kept)
     return info if hmac.compare_digest(info.digest, digest_of(key)) else None
+
+
+def public_id_of(key: str) -> str | None:
+    """Return the public part of a key; None if the text has not the form of a key."""
+    match = _KEY.fullmatch(key)
+    return match.group(1) if match else None
+
+
+def list_key_ids(store: Store) -> frozenset[str]:
+    """Return the public parts of all keys, also of those that are expired or revoked."""
+    return frozenset(key_id for key_id, _ in _list_entries(store.for_tenant(""), KEYS))
 
 
 def list_keys(store: Store) -> list[KeyInfo]:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
 
@@ -22,14 +22,17 @@ from holdfast.errors import AgentError, StoreError
 from holdfast.memory.memory import Memory
 from holdfast.server import errors
 from holdfast.server.agent_catalog import AgentCatalog
-from holdfast.server.auth import Authenticator
+from holdfast.server.auth import Authenticator, Caller
 from holdfast.server.config import Config
 from holdfast.server.http.middleware import SecurityMiddleware
 from holdfast.server.http.route_table import RouteTable
 from holdfast.server.idempotency import drop_memory_answers, drop_session_answers
 from holdfast.server.logging import extra_fields, log
 from holdfast.server.metrics import Metrics
+from holdfast.server.model_calls import call_model
 from holdfast.server.rate_limits import RequestLimits
+from holdfast.server.readiness import Readiness
+from holdfast.server.runs_under_way import RunsUnderWay
 from holdfast.server.work_dirs import served_session_class
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, Store
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from holdfast.tools.tool import Tool
 
 PURGE_EVERY = 60.0  # seconds between purges of kept answers, if the server does not sweep
+T = TypeVar("T")
+
 THREADS = 48  # for store calls of requests; the run pool has its own
 MAX_CACHED_SESSIONS = 512  # session objects, each with the end of its conversation for the next turn
 
@@ -68,6 +73,8 @@ class Server:
         self.memory = Memory() if memory is None else memory
         self.feed = Feed(store, poll=config.poll, tick=config.ping)
         self.runs = RunPool(store, self._cast, self.feed, threads=config.runs)
+        self.runs_under_way = RunsUnderWay(self.limits.runs, self.runs, store.clock)
+        self.readiness = Readiness(store)
         self.runs.on_end = lambda outcome: self.metrics.runs.labels(outcome).inc()
         self.runs.on_unexpected_error = lambda error: errors.log_unexpected_error(
             error, metrics=self.metrics, where="a run"
@@ -109,12 +116,15 @@ class Server:
         drop_session_answers(store, log.id)
         drop_memory_answers(store, log.user_id, log.app_name)  # its memories may be erased as well
 
+    async def call_blocking(self, caller: Caller, asks_model: bool, work: Callable[[], T]) -> T:
+        """Call `work` on a thread: one of its own if it asks a model, which takes as long as the provider likes."""
+        return await (call_model(self.limits.model_calls, caller, work) if asks_model else off_thread(work))
+
     # -- beginning and ending --------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-http"))
-        self.feed.on_tick.append(self._abort_stalled_streams)
         self.feed.open()
         self.runs.open()
         self._sweeper = loop.create_task(self._maintain_forever())
@@ -139,12 +149,6 @@ class Server:
             self._sweeper.cancel()
         await self._drain_task
         await self.feed.close()
-
-    def _abort_stalled_streams(self) -> None:
-        now = self.store.clock.monotonic()
-        for stream in list(self.streams):
-            if stream.is_stalled(now):
-                stream.abort()
 
     async def _maintain_forever(self) -> None:
         """Sweep at intervals, and purge the kept answers that have expired; of several servers one sweeps at a time.
@@ -180,11 +184,7 @@ class Server:
         """Return why this server should get no requests now; None if it is ready."""
         if self.is_draining:
             return "draining"
-        try:
-            await off_thread(self.store.find, "session", "ready?")
-        except StoreError as error:
-            return error.code
-        return None
+        return await self.readiness.find_fault()
 
     def update_gauges(self) -> None:
         """Set the gauges to the current values."""

@@ -11,7 +11,9 @@ import hmac
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,12 +21,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import Depends, Request
 from fastapi.openapi.models import HTTPBearer
 from fastapi.security.base import SecurityBase
+from starlette.types import Scope
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.concurrency import off_thread
-from holdfast.errors import AgentError, Forbidden, InvalidArgument, SessionNotFound, Unauthorized
+from holdfast.errors import AgentError, Forbidden, InvalidArgument, SessionNotFound, StoreError, Unauthorized
 from holdfast.operating_system import find_exposed_mode
-from holdfast.server.api_keys import ROLES, KeyInfo, Role, digest_of, find_key, record_key_use
+from holdfast.server.api_keys import (
+    ROLES,
+    KeyInfo,
+    Role,
+    digest_of,
+    find_key,
+    list_key_ids,
+    public_id_of,
+    record_key_use,
+)
 from holdfast.server.config import Config, is_token
 from holdfast.server.errors import log_unexpected_error
 from holdfast.server.metrics import Metrics
@@ -34,6 +45,7 @@ from holdfast.stores.base import Store
 
 if TYPE_CHECKING:
     from holdfast.agent import Agent
+    from holdfast.server.app import Server
 
 Permission = Literal["read", "chat", "write", "admin", "approve", "operator", "public"]
 
@@ -41,6 +53,7 @@ CACHED_SECONDS = 3.0  # longest time that a revoked key still works
 USE_RECORD_SECONDS = 60.0  # time between two records of a key's use
 MAX_CACHED_KEYS = 10_000
 MAX_KEY_LENGTH = 512
+KEY_THREADS = 4
 CALLER = "holdfast.who"  # key of the caller in the scope of a request
 
 
@@ -52,7 +65,7 @@ class Caller:
     user: str | None
     role: Role
     key_id: str
-    store: Store
+    store: Store = field(compare=False)
     is_approver: bool = False  # the key was given the permission to approve
 
     def has_role(self, role: Role) -> bool:
@@ -111,6 +124,12 @@ class Authenticator:
         self._callers_by_digest: OrderedDict[str, tuple[float, Caller | None]] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[Caller | None]] = {}
         self._next_record_times: dict[str, float] = {}
+        # The public parts of all keys, for addresses that send many wrong ones.
+        self._ids: frozenset[str] = frozenset()
+        self._ids_until = 0.0
+        self._ids_read: asyncio.Task[None] | None = None
+        # Of their own: requests that take all other threads must not keep another tenant's key from being found.
+        self._threads = ThreadPoolExecutor(KEY_THREADS, thread_name_prefix="holdfast-keys")
 
     async def identify(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Caller:
         """Return the caller of these headers; raise `Unauthorized` if no key is valid, with one text for all causes."""
@@ -135,17 +154,61 @@ class Authenticator:
         until, caller = self._callers_by_digest.get(digest, (0.0, None))
         if now < until:
             return caller
-        if caller is None:  # a key that was valid a moment ago is not slowed down by its address
-            self._limits.check_address(address)
-        # Concurrent requests with one key share one lookup.
+        # A key that was valid a moment ago is not slowed down by its address.
+        sources = [] if caller is not None else await self._check_guess(key, address)
+        caller = await self._share_lookup(key, digest)
+        if caller is None:
+            self._limits.count_failure(*sources)
+        return caller
+
+    async def _check_guess(self, key: str, address: str) -> list[str]:
+        """Return the sources for which a failure of this key counts; raise TooManyRequests if they failed too often.
+
+        Many clients may share an address, and one of them may guess. So an address with too many failures gets no
+        lookup for keys that do not exist, and a lookup for keys whose public part exists. Failures of such a key count
+        for that key alone.
+        """
+        if self._limits.may_guess(address):
+            return [address]
+        key_id = public_id_of(key)
+        if key_id is None or not await self._is_known_id(key_id):
+            self._limits.refuse_guess(address)
+        source = f"{address} {key_id}"
+        if not self._limits.may_guess(source):
+            self._limits.refuse_guess(source)
+        return [address, source]
+
+    async def _is_known_id(self, key_id: str) -> bool:
+        """Whether a key with this public part exists, by a list of all of them that is read every few seconds."""
+        if self._clock.monotonic() >= self._ids_until and key_id not in self._ids:
+            if self._ids_read is None or self._ids_read.done():
+                self._ids_read = asyncio.create_task(self._read_ids())
+            await asyncio.shield(self._ids_read)
+        return key_id in self._ids
+
+    async def _read_ids(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ids = await loop.run_in_executor(self._threads, list_key_ids, self._store)
+        self._ids_until = self._clock.monotonic() + CACHED_SECONDS
+
+    async def is_still(self, caller: Caller, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether the key of a request that began a while ago still is what it was: not revoked, expired or changed."""
+        key = key_from_headers(headers)
+        if caller is self._open_server_caller or key is None or caller is self._server_caller:
+            return True
+        digest = digest_of(key)
+        until, known = self._callers_by_digest.get(digest, (0.0, None))
+        if self._clock.monotonic() >= until:
+            known = await self._share_lookup(key, digest)
+        return known == caller
+
+    async def _share_lookup(self, key: str, digest: str) -> Caller | None:
+        """Look a key up in the store. Concurrent requests with one key share one lookup."""
         lookup = self._lookups.get(digest)
         if lookup is None:
             lookup = self._lookups[digest] = asyncio.create_task(self._look_up_key(key, digest))
             lookup.add_done_callback(partial(self._end_lookup, digest))
-        caller = await asyncio.shield(lookup)  # the request that started it may be cancelled
-        if caller is None:
-            self._limits.count_failure(address)
-        return caller
+        return await asyncio.shield(lookup)  # the request that started it may be cancelled
 
     def _end_lookup(self, digest: str, lookup: asyncio.Task[Caller | None]) -> None:
         del self._lookups[digest]
@@ -153,7 +216,8 @@ class Authenticator:
             lookup.exception()  # retrieved, so that asyncio does not warn if no request waits for it
 
     async def _look_up_key(self, key: str, digest: str) -> Caller | None:
-        info = await off_thread(find_key, self._store, key)
+        loop = asyncio.get_running_loop()
+        info = await loop.run_in_executor(self._threads, find_key, self._store, key)
         caller, now, until = None, self._clock.now(), self._clock.monotonic() + CACHED_SECONDS
         if info is not None and info.is_valid(now):
             caller = Caller(
@@ -212,6 +276,16 @@ async def identify_caller(request: Request) -> Caller:
         )
     assert caller is not None
     return caller
+
+
+async def check_key(server: Server, scope: Scope) -> None:
+    """Raise Unauthorized if the key of a request that began a while ago is no longer what it was. A store that is away
+    for a moment ends no request."""
+    caller = scope.get(CALLER)
+    if caller is not None:
+        with suppress(StoreError):
+            if not await server.authenticator.is_still(caller, scope["headers"]):
+                raise Unauthorized
 
 
 class Require(SecurityBase):

@@ -129,7 +129,9 @@ class Config:
     )
     tls_cert: str = _config_field("", "HOLDFAST_TLS_CERT", "File with the TLS certificate (PEM).")
     tls_key: str = _config_field("", "HOLDFAST_TLS_KEY", "File with the key of the TLS certificate (PEM).")
-    runs: int = _config_field(32, "HOLDFAST_RUNS", "Turns that run at the same time in this process.", least=1)
+    runs: int = _config_field(
+        32, "HOLDFAST_RUNS", "Turns of one tenant that run at the same time in this process.", least=1
+    )
     queue: int = _config_field(100, "HOLDFAST_QUEUE", "Messages that may wait in one session.", least=1)
     body: int = _config_field(2 * MIB, "HOLDFAST_BODY", "Largest body of a request, in bytes.", least=1024)
     large_body: int = _config_field(
@@ -139,9 +141,18 @@ class Config:
         least=1024,
     )
     body_seconds: float = _config_field(30.0, "HOLDFAST_BODY_SECONDS", "Seconds for a body to arrive.", least=0.1)
+    connections: int = _config_field(
+        2000, "HOLDFAST_CONNECTIONS", "Connections at once; above this only /health and /ready are answered.", least=1
+    )
     streams_per_key: int = _config_field(16, "HOLDFAST_STREAMS_PER_KEY", "Open streams of one key.", least=1)
+    streams_per_tenant: int = _config_field(
+        256, "HOLDFAST_STREAMS_PER_TENANT", "Open streams of all keys of one tenant.", least=1
+    )
     runs_per_key: int = _config_field(
-        8, "HOLDFAST_RUNS_PER_KEY", "Requests of one key that wait for their run.", least=1
+        8, "HOLDFAST_RUNS_PER_KEY", "Runs of one key that are queued or running.", least=1
+    )
+    runs_per_tenant: int = _config_field(
+        64, "HOLDFAST_RUNS_PER_TENANT", "Runs of all keys of one tenant that are queued or running.", least=1
     )
     rate: float = _config_field(500.0, "HOLDFAST_RATE", "Requests a second of one key; 0: no limit.", least=0)
     burst: int = _config_field(1000, "HOLDFAST_BURST", "Requests of one key at once, before the rate applies.", least=1)

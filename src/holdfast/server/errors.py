@@ -15,13 +15,40 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
-from holdfast.errors import AgentError, ProviderError, StoreError
+from holdfast.errors import (
+    AgentError,
+    CorruptLog,
+    KeyNeeded,
+    ProviderError,
+    SchemaTooNew,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StorePoisoned,
+    StoreReadOnly,
+    StoreUnavailable,
+    UnsafeSQLite,
+    WrongKey,
+)
 from holdfast.server.logging import extra_fields, log
 from holdfast.server.metrics import Metrics
 
 REQUEST_ID = "holdfast.request_id"  # in the scope of a request
 MAX_ERROR_TEXT = 1000  # characters of an error's text
 UNEXPECTED = "internal error: see the server's log"
+_STORE_TEXTS: dict[type, str] = {
+    StoreError: "the store failed: see the server's log",
+    StoreBusy: "the store took too long: try again",
+    StoreFull: "the store has no space left: nothing was written; free some space and try again",
+    StoreReadOnly: "the store cannot be written: see the server's log",
+    StoreUnavailable: "the store cannot be reached: try again, and see the server's log",
+    StorePoisoned: "the store takes no writes until the server is started again: see the server's log",
+    StoreClosed: "the store was closed: this server is stopping, ask another one",
+    UnsafeSQLite: "the store cannot be opened: see the server's log",
+    CorruptLog: "a record in the store cannot be read: verify the session, and see the server's log",
+    WrongKey: "a record in the store cannot be decrypted: see the server's log",
+}
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 _HTTP_TEXTS = {404: "there is nothing at this address", 405: "this address does not take this method"}
 
@@ -49,7 +76,7 @@ def error_body(error: BaseException, request_id: str) -> tuple[int, dict[str, An
         body["error"] = _HTTP_TEXTS.get(status, str(error.detail))
         body["code"] = _HTTP_CODES.get(status, "invalid_argument" if status < 500 else "internal_error")
     elif isinstance(error, AgentError):
-        status, body["code"], body["error"] = error.status, error.code, str(error)
+        status, body["code"], body["error"] = error.status, error.code, public_text(error)
         if isinstance(field := getattr(error, "field", None), str):
             body["field"] = field
         if (wait := _retry_seconds(error)) is not None:
@@ -93,7 +120,7 @@ def count_error(error: BaseException, metrics: Metrics) -> None:
     """Count and log a fault of the server. A client's mistake is in its answer and in the access log."""
     if isinstance(error, StoreError):
         metrics.store_errors.labels(error.code).inc()
-        log.warning("the store failed", extra=extra_fields(code=error.code))
+        log.warning("the store failed", extra=extra_fields(code=error.code, error=str(error)))
     elif isinstance(error, AgentError) and error.status >= 500 and not isinstance(error, ProviderError):
         log.warning("a request failed", extra=extra_fields(code=error.code))
 
@@ -117,6 +144,14 @@ def _make_sendable(value: Any) -> Any:  # noqa: ANN401 - a JSON value
     if isinstance(value, list):
         return [_make_sendable(each) for each in value]
     return value.encode(errors="replace").decode() if isinstance(value, str) else value
+
+
+def public_text(error: AgentError) -> str:
+    """Return the text of an error for a client. The text of a store names its file or its database server: that is for
+    the server's log only."""
+    if not isinstance(error, StoreError) or isinstance(error, SchemaTooNew | KeyNeeded):
+        return str(error)
+    return next(_STORE_TEXTS[kind] for kind in type(error).__mro__ if kind in _STORE_TEXTS)
 
 
 def _retry_seconds(error: AgentError) -> float | None:

@@ -21,8 +21,8 @@ from holdfast.errors import AgentError, InvalidArgument
 from holdfast.log.events import Event
 from holdfast.log.messages import Message, Text, Thinking, ToolCall
 from holdfast.models.base import Usage
+from holdfast.server.auth import CACHED_SECONDS, Caller, check_key
 from holdfast.server.errors import error_body, error_response, request_id_of
-from holdfast.server.http.header_limits import ABORT
 from holdfast.server.http.middleware import DIRECT_SEND
 from holdfast.server.rate_limits import Slot
 from holdfast.server.schemas import serializers
@@ -37,7 +37,6 @@ CHUNK = 32 << 10  # bytes of one write to a connection
 PAGE_BYTES = 32 << 10  # approximate memory of a reader that catches up
 BATCH = 64
 RETRY = 1000  # milliseconds after which a client should reconnect
-STALL_SECONDS = 60.0  # longest time in which a reader takes nothing
 
 
 def position_of(text: str | None, after: int | None) -> tuple[int, int]:
@@ -269,7 +268,7 @@ class EventStream(Response):
     def __init__(
         self,
         server: Server,
-        key_id: str,
+        caller: Caller,
         open_tail: Callable[[], Any],
         *,
         where: tuple[int, int],
@@ -277,14 +276,14 @@ class EventStream(Response):
         slot: Slot | None = None,
     ) -> None:
         self.status_code, self.background = 200, None
-        self._server, self._key_id, self._slot = server, key_id, slot
+        self._server, self._caller, self._slot = server, caller, slot
         self._open_tail, self._position, self._frames = open_tail, where, frames
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         server = self._server
         try:
-            slot = self._slot or server.limits.streams.hold(self._key_id)
+            slot = self._slot or server.limits.streams.hold(self._caller.key_id, self._caller.tenant)
         except AgentError as error:
             await error_response(error, request_id_of(scope))(scope, receive, send)
             return
@@ -304,10 +303,8 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         frames = self._frames(tail)
         straight: Send = scope.get(DIRECT_SEND, send)  # the middleware has nothing to add to a frame
-        writer_task = asyncio.ensure_future(self._write(tail, frames, straight, request_id_of(scope)))
+        writer_task = asyncio.ensure_future(self._write(tail, frames, straight, scope))
         gone = asyncio.ensure_future(_wait_for_disconnect(receive))
-        self.writing = writer_task
-        self._abort: Callable[[], None] = scope.get("extensions", {}).get(ABORT, {}).get("abort", lambda: None)
         server.streams.add(self)
         try:
             await asyncio.wait({writer_task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -318,29 +315,31 @@ class EventStream(Response):
                 with suppress(asyncio.CancelledError, OSError):
                     await task
 
-    async def _write(self, tail: Tail, frames: LogFrames | RunFrames, send: Send, request_id: str) -> None:
+    async def _write(self, tail: Tail, frames: LogFrames | RunFrames, send: Send, scope: Scope) -> None:
         feed, now = self._server.feed, self._server.store.clock.monotonic
         ends = now() + self._server.config.stream_life
-        self.sending_since: float | None = None
+        next_key_check = now() + CACHED_SECONDS
         try:
             async for items in follow_tail(feed, tail, *self._position):
+                if now() >= next_key_check:  # before anything is told to a key that may be revoked
+                    await check_key(self._server, scope)
+                    next_key_check = now() + CACHED_SECONDS
                 if isinstance(frames, RunFrames) and frames.may_read_log(items):
                     out = await off_thread(frames, items)
                 else:
                     out = frames(items) if items else [PING]
                 if frames.over and isinstance(frames, RunFrames):
+                    self._server.runs_under_way.end_if_left(frames.run)
                     await self._server.wait_for_run_cleanup(tail.log, frames.run)
                 items.clear()  # a slow reader should hold little memory
                 self._server.frames_sent += len(out)
-                since = now()
+                is_due_to_end = now() > ends
                 while out:
-                    self.sending_since = since
                     await send({"type": "http.response.body", "body": _take_chunk(out), "more_body": True})
-                    self.sending_since = None
-                if frames.over or since > ends:
+                if frames.over or is_due_to_end:
                     break
         except AgentError as error:
-            _, body = error_body(error, request_id)
+            _, body = error_body(error, request_id_of(scope))
             await send(
                 {
                     "type": "http.response.body",
@@ -350,15 +349,6 @@ class EventStream(Response):
             )
         last = b"" if frames.over else f"retry: {RETRY}\n\n".encode()
         await send({"type": "http.response.body", "body": last, "more_body": False})
-
-    def abort(self) -> None:
-        """Abort the connection: a reader that takes nothing would hold it for ever."""
-        self._abort()
-        self.writing.cancel()
-
-    def is_stalled(self, now: float) -> bool:
-        since = getattr(self, "sending_since", None)
-        return since is not None and now - since > STALL_SECONDS
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

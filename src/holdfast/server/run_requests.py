@@ -15,6 +15,7 @@ from holdfast.server.app import Server
 from holdfast.server.auth import Caller
 from holdfast.server.field_rights import DEVICE_RETRY_FIELDS, check_device_fields
 from holdfast.server.idempotency import ANSWER_LIFETIME
+from holdfast.server.runs_under_way import RunSlot
 from holdfast.server.schemas import serializers
 from holdfast.server.schemas.requests import MessageBody, ResumeBody, RetryBody
 from holdfast.session.session import Session
@@ -35,11 +36,12 @@ def run_or_queue_message(
     session_id: str,
     body: MessageBody,
     key: str | None,
+    slot: RunSlot,
     on_run_end: Callable[[MessageResult | BaseException], None],
 ) -> MessageResult:
     """Admit a message. Run it on this thread if no other run of the session is open or queued, and return the answer.
 
-    `on_run_end` gets the result of the run if the run ends before this thread notices.
+    `on_run_end` gets the result of the run if the run ends before this thread notices. The run gets the slot.
     """
     refuse_while_draining(server)
     log = caller.open_session(session_id).log
@@ -50,7 +52,9 @@ def run_or_queue_message(
     def report_end(run: str, result: RunResult) -> None:
         on_run_end((log, AdmittedRun(run_id=run, seq=0, repeated=True)) if result is None else result)
 
-    result = server.runs.admit_and_run(caller.store, log, head, run_request, report_end)
+    result = server.runs.admit_and_run(
+        caller.store, log, head, run_request, report_end, lambda run: slot.give_to_run(log, run)
+    )
     if isinstance(result, Answer):
         return result
     _interrupt_open_turn(server, caller, log, run_request, result)

@@ -16,7 +16,9 @@ from holdfast.concurrency import off_thread
 from holdfast.errors import NotFound, SessionBusy, StoreError, from_code
 from holdfast.log.view import decode_view
 from holdfast.server.app import Server
+from holdfast.server.auth import Caller, check_key
 from holdfast.server.run_requests import MessageResult, refuse_while_draining
+from holdfast.server.runs_under_way import UNDER_WAY
 from holdfast.server.schemas import serializers
 from holdfast.stores.base import Log, Store, TenantLog
 from holdfast.turn.response import Response as Answer
@@ -26,12 +28,15 @@ CLIENT_CHECK_SECONDS = 2.0  # time between two checks that the client is still c
 
 
 async def call_on_run_thread(
-    request: Request, work: Callable[[Callable[[MessageResult | BaseException], None]], MessageResult]
+    request: Request,
+    caller: Caller,
+    work: Callable[[Callable[[MessageResult | BaseException], None]], MessageResult],
+    admit: Callable[[], MessageResult],
 ) -> MessageResult | None:
     """Call `work` on a free thread of the run pool, so that the thread that admits a message can run it at once.
 
-    `work` gets a function that reports its result early. If no thread is free, `work` runs on a thread for store
-    calls: other messages wait already, so it will only admit. Returns None if the client has disconnected.
+    `work` gets a function that reports its result early. If no thread is free for the tenant, `admit` is called on a
+    thread for store calls: it must not run a turn there. Returns None if the client has disconnected.
     """
     server: Server = request.app.state.server
     loop = asyncio.get_running_loop()
@@ -47,12 +52,14 @@ async def call_on_run_thread(
         except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             report_result(error)
 
-    if not server.runs.submit(run):
-        return await off_thread(work, report_result)
+    if not server.runs.submit(caller.tenant, run):
+        return await off_thread(admit)
     while not result_future.done():
         await asyncio.wait({result_future}, timeout=CLIENT_CHECK_SECONDS)
-        if not result_future.done() and await request.is_disconnected():
-            return None
+        if not result_future.done():
+            if await request.is_disconnected():
+                return None
+            await check_key(server, request.scope)
     result = result_future.result()
     if isinstance(result, BaseException):
         raise result
@@ -114,6 +121,7 @@ class RunWaiter:
                     next_client_check = clock.monotonic() + CLIENT_CHECK_SECONDS
                     if await request.is_disconnected():
                         return {}  # no client reads this answer; the run goes on
+                    await check_key(server, request.scope)
                 if deadline is not None and clock.monotonic() > deadline:
                     await self._cancel_if_queued()
                     deadline = None
@@ -125,6 +133,8 @@ class RunWaiter:
             outcome = await off_thread(outcome_of, self._store, self._log, self._run)
         except StoreError:
             return None  # the store is away for a moment; the run is not lost
+        if outcome is None or outcome.status not in UNDER_WAY:
+            self._server.runs_under_way.end_if_left(self._run)
         if outcome is None:
             raise NotFound("run", self._run)
         return outcome_answer(outcome)

@@ -337,7 +337,7 @@ class Session(
         if limit is not None:
             check_limit(limit)
         wanted = [types] if isinstance(types, str) else _list(types or ())
-        start = None if since is None else _parse_since(since)
+        start = None if since is None else parse_since(since)
         if after is not None:
             if isinstance(after, bool) or not isinstance(after, int) or after < 0:
                 raise InvalidArgument(f"after={after!r}: use the number of the last event you have, or 0")
@@ -404,7 +404,7 @@ def _name_methods_after(owner: type) -> None:
 _name_methods_after(Session)
 
 
-def _parse_since(since: object) -> int:
+def parse_since(since: object) -> int:
     """Return a point in time in microseconds since 1970; without a time zone it is UTC."""
     if isinstance(since, str):
         try:

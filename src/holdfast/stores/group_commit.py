@@ -27,6 +27,7 @@ from holdfast.crashpoints import crashpoint
 from holdfast.diagnostics import SLOW_SECONDS, report_slow_store
 from holdfast.errors import AgentError, StoreError, StoreReentered
 from holdfast.stores.places import POLL_SECONDS, Call, Places
+from holdfast.stores.write_faults import LASTING_FAULTS
 
 T = TypeVar("T")
 Connection = apsw.Connection
@@ -56,6 +57,7 @@ class GroupCommit(ABC):
     path: str
     clock: Clock
     poison_reason: str | None
+    write_fault: StoreError | None
     _writer: Connection
 
     def _reset_queue(self) -> None:
@@ -101,7 +103,10 @@ class GroupCommit(ABC):
         finally:
             job.end()
         if job.error is not None:
+            if isinstance(job.error, LASTING_FAULTS):
+                self.write_fault = job.error
             raise job.error
+        self.write_fault = None
         result: T = job.result
         return result
 

@@ -18,6 +18,7 @@ from holdfast.errors import (
     AgentError,
     SessionNotFound,
     StaleEpoch,
+    StoreError,
     StoreReentered,
 )
 from holdfast.log.events import INDEXED_TYPES, Draft, Row
@@ -119,6 +120,10 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     @property
     def is_closed(self) -> bool:
         return self.server.closed
+
+    @property
+    def write_fault(self) -> StoreError | None:
+        return self.server.write_fault
 
     # -- the database's own way --------------------------------------------------------------------------------------
 
@@ -337,7 +342,7 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     def read_time(self) -> int:
         if self.clock.is_simulated:
             return self.clock.now()
-        return int(self._fetch_one(self.sql.TIME)[0])
+        return int(self._fetch_one(SQL.TIME)[0])
 
     # -- leases ------------------------------------------------------------------------------------------------------
 

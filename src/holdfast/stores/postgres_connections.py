@@ -34,6 +34,7 @@ from holdfast.errors import (
 from holdfast.operating_system import register_at_fork
 from holdfast.stores.migrations import Migration, migrate
 from holdfast.stores.places import Call, Places
+from holdfast.stores.write_faults import LASTING_FAULTS
 
 try:
     import psycopg
@@ -130,6 +131,7 @@ class PostgresServer:
         self.dsn, self.connections, self.patience, self.clock = dsn, connections, patience, clock
         self._stopwatch = stopwatch
         self.closed = self._has_connected = False
+        self.write_fault: StoreError | None = None  # of the last transaction
         self._reset_pool()
         _servers.add(self)
         # A client that is stopped inside a transaction must not hold everybody else for ever.
@@ -264,7 +266,13 @@ class PostgresServer:
             crashpoint("after commit")
             return found
 
-        return self.run_unit(unit)
+        try:
+            result = self.run_unit(unit)
+        except LASTING_FAULTS as error:
+            self.write_fault = error
+            raise
+        self.write_fault = None
+        return result
 
     def fetch(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return self.run_unit(lambda db: db.execute(query, values).fetchall())

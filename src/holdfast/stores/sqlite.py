@@ -13,7 +13,7 @@ import apsw
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import SessionNotFound, StaleEpoch
+from holdfast.errors import SessionNotFound, StaleEpoch, StoreError, StorePoisoned
 from holdfast.log.events import INDEXED_TYPES, Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.operating_system import boot_id
@@ -96,6 +96,11 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
     @property
     def is_closed(self) -> bool:
         return self.file.closed
+
+    @property
+    def write_fault(self) -> StoreError | None:
+        reason = self.file.poison_reason
+        return self.file.write_fault if reason is None else StorePoisoned(reason)
 
     def backup(self, path: str | Path) -> None:
         """Copy the database to a new file while it is being written, through SQLite's own backup."""

@@ -125,6 +125,7 @@ class SQLiteFile(GroupCommit):
 
     def _open(self) -> None:
         self.poison_reason: str | None = None
+        self.write_fault: StoreError | None = None  # of the last write
         self._writer = self._open_writer()
         self._identity = self._file_identity()
         self._needs_reopen = False

@@ -127,7 +127,8 @@ class TurnRuntime:
 
     def read_progress(self, view: View, head: Head) -> TurnProgress:
         """Return the fold of the open turn's events."""
-        assert (turn := view.turn) is not None
+        turn = view.turn
+        assert turn is not None
         events = read_turn_events(self.store, self.log, turn.run, turn.first, head.head)
         return read_turn_progress(self.store, self.log, turn.run, events)
 

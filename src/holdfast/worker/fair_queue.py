@@ -6,6 +6,7 @@ A tenant with a thousand queued sessions delays another tenant by one session, n
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from holdfast.stores.base import TenantLog
 
@@ -29,9 +30,13 @@ class FairQueue:
         self._numbers.add(due.log.number)
         self._by_tenant.setdefault(due.tenant, deque()).append(due)
 
-    def take(self) -> TenantLog:
-        """Remove and return the first session of the tenant whose turn it is; that tenant goes to the end."""
-        tenant, sessions = self._by_tenant.popitem(last=False)
+    def take(self, may_take: Callable[[str], bool]) -> TenantLog | None:
+        """Remove and return the first session of the first tenant that may take a thread; that tenant goes to the end.
+        Return None if no tenant with a session may."""
+        tenant = next(filter(may_take, self._by_tenant), None)
+        if tenant is None:
+            return None
+        sessions = self._by_tenant.pop(tenant)
         due = sessions.popleft()
         if sessions:
             self._by_tenant[tenant] = sessions

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import (
@@ -34,12 +34,9 @@ from holdfast.errors import (
 from holdfast.log.events import Draft, Event
 from holdfast.log.view import decode_view
 from holdfast.models.base import InputJSONDelta, TextDelta, ThinkingDelta
-from holdfast.plan import Plan
-from holdfast.prompt.session_cache import TurnSession
 from holdfast.schema.output import OutputShape
 from holdfast.stores.append import Head
 from holdfast.stores.base import Log, Store, TenantLog
-from holdfast.stores.lease import Claim, encode_holder, lease_seconds
 from holdfast.stores.messages import message_of
 from holdfast.turn.drivers import drive
 from holdfast.turn.response import Response
@@ -49,13 +46,16 @@ from holdfast.turn.start import begin_turn, resume_turn
 from holdfast.turn.stream_events import (
     ContentBlockStart,
     ContentBlockStop,
-    StreamEvent,
     ToolProgress,
     TurnDone,
 )
 from holdfast.worker.admission import AdmittedRun, RunRequest, admit_message, cancel_run
 from holdfast.worker.fair_queue import FairQueue
+from holdfast.worker.responder import Listener, ResponderLookup
+from holdfast.worker.responder import Responder as Responder
 from holdfast.worker.run_callbacks import RunCallbacks, RunResult
+from holdfast.worker.run_ends import outcome_label, release_leftover_lease, release_turn
+from holdfast.worker.thread_shares import ThreadShares
 
 POLL_PAGE = 500  # sessions in one query
 CANCEL_GRACE_SECONDS = 0.3  # time for a cancelled turn to end by itself
@@ -63,22 +63,11 @@ CANCEL_GRACE_SECONDS = 0.3  # time for a cancelled turn to end by itself
 _DELTAS = (TextDelta, InputJSONDelta, ThinkingDelta, ContentBlockStart, ContentBlockStop, ToolProgress)
 
 
-class Responder(NamedTuple):
-    """The settings of the agent or agents that answer in a run, and the session object that tools see."""
+class Job(NamedTuple):
+    """Work for a thread of the pool, and the tenant in whose share the thread is."""
 
-    plan: Plan
-    session: TurnSession
-
-
-# Returns the responder of a run by the id of its agent; raises an AgentError if the agent is unknown.
-ResponderLookup = Callable[[Store, Log, str | None], Responder]
-
-
-class Listener(Protocol):
-    """Receives the deltas and appends of turns: a feed."""
-
-    def publish_delta(self, log: Log, delta: StreamEvent, after: int, n: int) -> None: ...
-    def notify_append(self, log: Log) -> None: ...
+    tenant: str
+    work: Callable[[], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -96,12 +85,14 @@ class RunPool:
         self, store: Store, cast: ResponderLookup, listener: Listener, *, threads: int = 32, look_every: float = 0.5
     ) -> None:
         self.store, self._responder_for, self._listener = store, cast, listener
-        self._threads, self._look_every = threads, look_every
+        self._shares = ThreadShares(threads)
+        self._threads, self._look_every = self._shares.total, look_every
         self._wake = threading.Condition()
         self._ready = FairQueue()
-        self._jobs: deque[Callable[[], object]] = deque()  # calls of `submit` that wait for their thread
+        self._jobs: deque[Job] = deque()  # calls of `submit` that wait for their thread
         self._idle = 0  # threads without work
         self._busy: dict[int, ActiveRun] = {}  # by log number: sessions that a thread works on
+        self._driven: set[str] = set()  # runs that a thread drives, also after they were cancelled
         self._moved_while_busy: set[int] = set()  # log numbers that were scheduled again while busy
         self._turns_to_reopen: dict[int, str | None] = {}  # by log number: the agent for an open turn to resume
         # By log number: turns whose lease this process still holds, because the store was unavailable at their end.
@@ -110,6 +101,7 @@ class RunPool:
         self._stopping = False
         self.is_hurried = False  # `stop` waits no longer
         self.takeovers = 0
+        self.on_left: Callable[[str], None] = lambda run: None  # no thread of this process works for the run any more
         self.on_end: Callable[[str], None] = lambda outcome: None
         self.on_unexpected_error: Callable[[BaseException], None] = lambda error: None
 
@@ -147,12 +139,13 @@ class RunPool:
             self._turns_to_reopen[log.number] = agent
         return AdmittedRun(run_id=turn.run, seq=head.head, repeated=False)
 
-    def submit(self, work: Callable[[], object]) -> bool:
-        """Call `work` on a free thread now; return False if no thread is free. `work` must not raise."""
+    def submit(self, tenant: str, work: Callable[[], object]) -> bool:
+        """Call `work` on a free thread now; return False if no thread is free for the tenant. `work` must not raise."""
         with self._wake:
-            if self._stopping or self._idle <= len(self._jobs) + len(self._ready):
+            if self._stopping or self._idle <= len(self._jobs) + len(self._ready) or not self._shares.may_take(tenant):
                 return False
-            self._jobs.append(work)
+            self._shares.take(tenant)
+            self._jobs.append(Job(tenant, work))
             self._wake.notify()
             return True
 
@@ -163,12 +156,14 @@ class RunPool:
         head: Head,
         run_request: RunRequest,
         on_run_end: Callable[[str, RunResult], object] | None = None,
+        on_begin: Callable[[str], object] = lambda run: None,
     ) -> Response | AdmittedRun:
         """Admit a message and begin its run on this thread in one append; only admit it if the session is busy.
 
         Returns the response, or the admitted run if the message was only admitted. Raises what the run raises. `head`
         is a head that the caller has read: if the session has moved since, the message is only admitted. `on_run_end`
         gets the result when the run ends, which may be earlier than this thread notices: it may wait for a model.
+        `on_begin` gets the id of the run before it begins.
         """
         due = TenantLog(store.tenant, log)
         with self._wake:
@@ -194,6 +189,7 @@ class RunPool:
                 return admit_message(store, log, run_request)
             run = draft.run or ""
             active_run.run, active_run.runtime = run, runtime
+            on_begin(run)
             if on_run_end is not None:
                 self.on_finished(run, partial(on_run_end, run))
             result = self._drive_turn(runtime, opening, store, log, run, direct=True)
@@ -203,6 +199,7 @@ class RunPool:
                 self._callbacks.discard(draft.run or "")  # the run is not run by this call
             return admit_message(store, log, run_request)
         finally:
+            self._driven.discard(active_run.run)
             self._leave_session(due, active_run, more)
         if result is None:
             return AdmittedRun(run_id=run, seq=0, repeated=True)  # cancelled or taken over: the log has the outcome
@@ -228,12 +225,19 @@ class RunPool:
         done = cancel_run(store, log, run, actor=actor)
         self._listener.notify_append(log)
         if done:
-            self._callbacks.notify(run, TurnCancelled())
+            if run in self._driven:
+                self._callbacks.notify(run, TurnCancelled())  # its thread may hang: `on_left` follows when it is free
+            else:
+                self._report_end(run, TurnCancelled())
             if running is not None and runtime is not None:
                 # The thread of the turn may hang: another thread must run the rest of the queue.
                 self._leave_session(TenantLog(store.tenant, log), running, again=True)
             return True
         return runtime is not None and runtime.is_stop_requested
+
+    def is_driven(self, run: str) -> bool:
+        """Whether a thread of this process drives a run, also after the run was cancelled."""
+        return run in self._driven
 
     def is_working_on(self, run: str, number: int) -> bool:
         """Whether a thread of this process still works for a run: pruning may follow its end."""
@@ -274,7 +278,7 @@ class RunPool:
         left = [running for running in list(self._busy.values()) if running.runtime is not None]
         for running in left:
             assert running.runtime is not None
-            _release_turn(running.runtime)
+            release_turn(running.runtime)
             self._callbacks.notify(
                 running.run, Unavailable("this server is shutting down, another one goes on: ask again", retry_after=1)
             )
@@ -282,37 +286,50 @@ class RunPool:
 
     # -- on the threads of the pool --------------------------------------------------------------------------------
 
-    def _next_job(self) -> tuple[TenantLog, ActiveRun] | Callable[[], object] | None:
+    def _next_job(self) -> Job | None:
         with self._wake:
-            while not self._ready and not self._jobs and not self._stopping:
+            while not self._jobs and not self._stopping:
+                due = self._ready.take(self._shares.may_take)
+                if due is not None:
+                    self._shares.take(due.tenant)
+                    mine = self._busy[due.log.number] = ActiveRun()
+                    self._wake_another()
+                    return Job(due.tenant, partial(self._run_session, due, mine))
                 self._idle += 1
                 self._wake.wait()
                 self._idle -= 1
-            if self._jobs:
-                return self._jobs.popleft()
-            if self._stopping:
-                return None
-            due = self._ready.take()
-            mine = self._busy[due.log.number] = ActiveRun()
-            return due, mine
+            return self._jobs.popleft() if self._jobs else None
+
+    def _wake_another(self) -> None:
+        """Under the lock: wake a thread for the sessions that are left. Each thread that finds one wakes the next."""
+        if self._ready and self._idle:
+            self._wake.notify()
 
     def _run_jobs(self) -> None:
         while (job := self._next_job()) is not None:
-            if not isinstance(job, tuple):
-                job()
-                continue
-            due, mine = job
-            again = False
-            try:
-                again = self._run_next(due, mine)
-            except StoreError:
-                pass  # the store is unavailable: the run is still queued, and the next poll finds it
-            except SessionNotFound:
-                pass
-            except Exception as error:  # noqa: BLE001 - a run must not end the thread of all the others
-                self.on_unexpected_error(error)
-            finally:
-                self._leave_session(due, mine, again)
+            job.work()
+            with self._wake:
+                self._shares.give_back(job.tenant)
+                self._wake_another()
+
+    def _run_session(self, due: TenantLog, mine: ActiveRun) -> None:
+        again = False
+        try:
+            again = self._run_next(due, mine)
+        except StoreError:
+            pass  # the store is unavailable: the run is still queued, and the next poll finds it
+        except SessionNotFound:
+            pass
+        except Exception as error:  # noqa: BLE001 - a run must not end the thread of all the others
+            self.on_unexpected_error(error)
+        finally:
+            self._driven.discard(mine.run)
+            self._leave_session(due, mine, again)
+
+    def _report_end(self, run: str, result: RunResult) -> None:
+        """Tell that no thread works for a run any more, and then its result to the requests that wait for it."""
+        self.on_left(run)
+        self._callbacks.notify(run, result)
 
     def _leave_session(self, due: TenantLog, mine: ActiveRun, again: bool) -> None:
         """End the work of a thread on a session; schedule the session again if its queue may hold more. Does nothing
@@ -357,7 +374,7 @@ class RunPool:
         except TurnCancelled:
             return True  # the run was taken from the queue since the head was read
         except TurnParked as error:
-            self._callbacks.notify(run, error)
+            self._report_end(run, error)
             return True
         except AgentError as error:  # it cannot begin: an unknown agent, instructions that lack state
             self._drop_run(store, log, run, error)
@@ -401,6 +418,7 @@ class RunPool:
         that append is refused, its error is raised."""
         result: RunResult = None
         publish, at, n = self._listener.publish_delta, -1, 0
+        self._driven.add(run)
         try:
             for event in drive(runtime, opening):
                 if runtime.last_seq != at:  # the turn appended something
@@ -439,8 +457,8 @@ class RunPool:
             with suppress(AgentError):
                 runtime.session.prune_if_due()
         crashpoint("run over")
-        self.on_end(_outcome_label(result))
-        self._callbacks.notify(run, result)
+        self.on_end(outcome_label(result))
+        self._report_end(run, result)
         return result
 
     def _drop_run(self, store: Store, log: Log, run: str, error: AgentError | None) -> None:
@@ -450,8 +468,8 @@ class RunPool:
             data["error"] = error_data(error)
         store.append(log, [Draft(type="run.dropped", run=run, data=data)])
         self._listener.notify_append(log)
-        self.on_end(_outcome_label(error or TurnCancelled()))
-        self._callbacks.notify(run, error or TurnCancelled())
+        self.on_end(outcome_label(error or TurnCancelled()))
+        self._report_end(run, error or TurnCancelled())
 
     # -- runs of other processes -----------------------------------------------------------------------------------
 
@@ -467,11 +485,7 @@ class RunPool:
         """Release leases that this process holds for turns it no longer runs, so that they are taken over at once."""
         for number, (store, log, run) in list(self._unreleased.items()):
             if number not in self._busy:
-                head = store.head(log)
-                turn, lease = decode_view(head.view).turn, store.lease(log)
-                if turn is not None and turn.run == run and lease is not None and lease.holder == encode_holder(run):
-                    with suppress(StaleEpoch):
-                        store.append(log, [], epoch=head.epoch, release=True)
+                release_leftover_lease(store, log, run)
                 self._unreleased.pop(number, None)
 
     def _start_abandoned_runs(self) -> None:
@@ -483,17 +497,3 @@ class RunPool:
                 is_ours = due.log.number in self._busy or due.log.number in self._ready
                 if not is_ours and (due.lease is None or not due.lease.is_alive):
                     self.schedule_session(due)
-
-
-def _release_turn(runtime: TurnRuntime) -> None:
-    """Release the lease of a turn that this process will not finish; its later appends are refused."""
-    claim = Claim(holder=encode_holder(runtime.store.clock.new_id()), seconds=lease_seconds())
-    with suppress(AgentError):
-        runtime.store.append(runtime.log, [], epoch=runtime.epoch, claim=claim, release=True)
-
-
-def _outcome_label(result: RunResult) -> str:
-    """Return the outcome of a run as the metrics label it."""
-    if isinstance(result, Response):
-        return result.status
-    return "cancelled" if result is None or isinstance(result, TurnCancelled) else "failed"

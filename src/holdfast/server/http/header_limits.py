@@ -1,8 +1,10 @@
-"""Limits on the head of a request: its size and its time. uvicorn has neither with httptools.
+"""Limits on the head of a request, its size and its time, and on clients that do not read. uvicorn with httptools has
+none of them.
 
 A client that sends its headers a byte at a time, or never ends them, costs one connection for half a minute at most and
-16 KiB of memory. `HeaderLimits` subclasses uvicorn's protocol class, which is private to uvicorn: it was written for
-uvicorn 0.54.0, so check it when that version changes.
+16 KiB of memory. A client that takes nothing of its answer for a minute loses its connection. `HeaderLimits` subclasses
+uvicorn's protocol class, which is private to uvicorn: it was written for uvicorn 0.54.0, so check it when that version
+changes.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import asyncio
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-ABORT = "holdfast.abort"
+CONNECTIONS = "holdfast.connections"  # in the extensions of a request: how many connections are open
 MAX_HEAD_BYTES = 16 << 10  # request line and all headers
 HEAD_SECONDS = 30.0
+STALL_SECONDS = 60.0  # longest time in which a client takes nothing of what waits for it
 _END = b"\r\n\r\n"
 _REFUSALS = {
     400: (b"400 Bad Request", "bad_request", "this is not HTTP"),
@@ -40,6 +43,7 @@ class HeaderLimits(HttpToolsProtocol):
     _previous_end = b""  # last bytes of the data before, in which the end of the head may begin
     _timer: asyncio.TimerHandle | None = None
     _refusal_status = 400
+    _stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,7 +51,24 @@ class HeaderLimits(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._cancel_stall_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """More waits for the client than its connection takes."""
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_stall_timer()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        # Closing waits for a client that has not read its last answer.
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -64,8 +85,7 @@ class HeaderLimits(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._parsed_size = 0
         super().on_message_begin()
-        # ASGI cannot abort a connection whose client reads nothing: closing waits for the client.
-        self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
+        self.scope["extensions"] = {CONNECTIONS: {"count": len(self.connections)}}
 
     def on_url(self, url: bytes) -> None:
         self._count_bytes(len(url))
@@ -112,6 +132,11 @@ class HeaderLimits(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.transport.write(head % (line, len(body)) + body)
             self.transport.close()
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

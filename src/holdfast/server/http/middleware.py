@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Iterable
 from itertools import count
 from typing import Protocol
 
@@ -18,14 +19,24 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import AgentError, BodyTooLarge, RequestTimeout, UnsupportedMediaType
+from holdfast.errors import (
+    AgentError,
+    BodyTooLarge,
+    RequestTimeout,
+    TooManyRequests,
+    Unavailable,
+    UnsupportedMediaType,
+)
 from holdfast.server import logging as server_logging
 from holdfast.server.auth import CALLER
 from holdfast.server.config import Config
 from holdfast.server.errors import REQUEST_ID, error_response, log_unexpected_error
+from holdfast.server.http.header_limits import CONNECTIONS
 from holdfast.server.http.origins import Headers, OriginPolicy
 from holdfast.server.metrics import Metrics
+from holdfast.server.rate_limits import RequestLimits, Slot
 
+CHUNK = 64 << 10  # bytes that wait for a client at once; an answer is large from two of them on
 CHECKED_HEADERS = frozenset(
     (
         b"host",
@@ -67,12 +78,15 @@ class ServerLike(Protocol):
     @property
     def metrics(self) -> Metrics: ...
 
+    @property
+    def limits(self) -> RequestLimits: ...
+
 
 class SecurityMiddleware:
     """The ASGI middleware around the application."""
 
     def __init__(self, app: ASGIApp, server: ServerLike) -> None:
-        self.app, self.config, self.metrics = app, server.config, server.metrics
+        self.app, self.config, self.metrics, self.limits = app, server.config, server.metrics, server.limits
         self.origin_policy = OriginPolicy(server.config)
         # Reading randomness from the system releases the interpreter lock: do it once, not for every request.
         self._process, self._requests = SYSTEM_CLOCK.new_id(), count()
@@ -92,6 +106,7 @@ class SecurityMiddleware:
         exchange = Exchange(self, scope, headers, send)
         try:
             self.origin_policy.check(headers)
+            self._check_crowd(scope)
             if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers and exchange.origin:
                 await Response(None, 204, self.origin_policy.preflight)(scope, receive, exchange.send)
             else:
@@ -101,7 +116,13 @@ class SecurityMiddleware:
         except Exception as error:  # noqa: BLE001 - every error is answered and logged, and none is shown
             await exchange.answer_error(error, receive)
         finally:
-            exchange.log_end()
+            exchange.end()
+
+    def _check_crowd(self, scope: Scope) -> None:
+        """Raise Unavailable if too many connections are open; monitoring is answered always."""
+        found = scope.get("extensions", {}).get(CONNECTIONS)
+        if found is not None and found["count"] > self.config.connections and scope["path"] not in QUIET_ROUTES:
+            raise Unavailable("this server has too many connections: try again", retry_after=1.0)
 
     async def _handle_other_scope(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -140,17 +161,56 @@ class Exchange:
         self.request_id: str = asked[0].decode() if asked and is_theirs else middleware.new_request_id()
         self.origin = middleware.origin_policy.match_origin(headers)
         self.status = 0
+        self._bytes: Slot | None = None  # of a large answer, until its client has taken it
+        self._is_refused = False  # whether a refusal was sent in place of the answer
         self.has_unread_body = False  # whether a large body may still arrive
         scope[REQUEST_ID], scope[DIRECT_SEND] = self.request_id, send
         server_logging.request_id.set(self.request_id)
 
     async def send(self, message: Message) -> None:
+        if self._is_refused:
+            return
         if message["type"] == "http.response.start":
+            size = _announced_size(message["headers"])
+            if size >= 2 * CHUNK:
+                try:
+                    self._hold_bytes(size)
+                except TooManyRequests as error:
+                    await self._refuse(error)
+                    return
             self.status = message["status"]
             message["headers"] = self._complete_headers(message["headers"])
             seconds = SYSTEM_CLOCK.monotonic() - self._started
             self._middleware.metrics.observe_request(self._route_template(), self._method_label(), self.status, seconds)
+        elif self._bytes is not None:
+            await self._send_in_chunks(message)
+            return
         await self._send(message)
+
+    def _hold_bytes(self, size: int) -> None:
+        caller = self._scope.get(CALLER)
+        client = self._scope.get("client")
+        key = caller.key_id if caller is not None else f"address {client[0] if client else ''}"
+        slots = self._middleware.limits.answer_bytes
+        self._bytes = slots.hold(key, None if caller is None else caller.tenant, size)
+
+    async def _refuse(self, error: TooManyRequests) -> None:
+        """Send a refusal in place of an answer that would take too much memory while its client reads it."""
+        response = error_response(error, self.request_id)
+        headers = list(response.raw_headers)
+        await self.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        await self.send({"type": "http.response.body", "body": response.body})
+        self._is_refused = True
+
+    async def _send_in_chunks(self, message: Message) -> None:
+        """Send a large answer as its client takes it: the connection holds one chunk of it, not all of it."""
+        body = message.get("body", b"")
+        for start in range(0, len(body), CHUNK):
+            chunk = body[start : start + CHUNK]
+            has_more = start + CHUNK < len(body) or message.get("more_body", False)
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": has_more})
+        if not body:
+            await self._send(message)
 
     def _complete_headers(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         there = {name for name, _ in headers}
@@ -174,7 +234,10 @@ class Exchange:
         if not self.status:
             await error_response(error, self.request_id)(self._scope, receive, self.send)
 
-    def log_end(self) -> None:
+    def end(self) -> None:
+        """Give back what the answer held, and write the line of the request."""
+        if self._bytes is not None:
+            self._bytes.release()
         route = self._route_template()
         level = logging.DEBUG if route in QUIET_ROUTES else logging.INFO
         caller = self._scope.get(CALLER)
@@ -220,6 +283,10 @@ class LimitedBody:
         if self._size > self._limit:
             raise BodyTooLarge(self._limit)
         return message
+
+
+def _announced_size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
 def _is_json(kinds: list[bytes] | None) -> bool:

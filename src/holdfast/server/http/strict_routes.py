@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -22,7 +23,7 @@ from holdfast.concurrency import off_thread
 from holdfast.errors import BodyTooLarge, Forbidden, InvalidArgument
 from holdfast.log import codec
 from holdfast.log.arguments import suggest_name
-from holdfast.server.auth import Require, dependency_of
+from holdfast.server.auth import Caller, Require, dependency_of
 from holdfast.server.idempotency import answer_once
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -145,6 +146,14 @@ class StrictRoute(APIRoute):
         has_own_answers = getattr(self.endpoint, "own_answers", False)
         self._permission, self.fast_handler = permission, getattr(self.endpoint, "straight", None)
         self._query_parameters = _find_query_parameters(self.dependant)
+        is_blocking = not iscoroutinefunction(self.endpoint)
+
+        async def answer_in_share(request: Request, caller: Caller) -> Response:
+            """Answer on a thread in the share of the caller's tenant; the rest of its requests wait without one."""
+            if not is_blocking:
+                return await answer(request)
+            async with request.app.state.server.limits.share_of(caller.tenant):
+                return await answer(request)
 
         async def handle(received: Request) -> Response:
             request = StrictRequest(received.scope, received.receive, received._send)
@@ -156,10 +165,10 @@ class StrictRoute(APIRoute):
                 await request.read_json()
             if request.scope["query_string"]:  # after the body: an unread one would cost the client its connection
                 self._check_query(request.scope["query_string"])
-            if not has_body:
+            if caller is None:
                 return await answer(request)
-            if caller is None or has_own_answers:
-                return await answer(request)
-            return await answer_once(request, caller, lambda: answer(request))
+            if not has_body or has_own_answers:
+                return await answer_in_share(request, caller)
+            return await answer_once(request, caller, lambda: answer_in_share(request, caller))
 
         return handle

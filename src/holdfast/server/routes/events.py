@@ -13,7 +13,8 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from holdfast.concurrency import off_thread
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidArgument, LimitExceeded
+from holdfast.log.events import Event
 from holdfast.server.app import Server
 from holdfast.server.auth import Caller, Chatter, Reader
 from holdfast.server.errors import ERRORS
@@ -22,18 +23,21 @@ from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fie
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
 from holdfast.server.rate_limits import Slot
+from holdfast.server.row_portions import read_portions
 from holdfast.server.run_requests import queue_message, reopen_turn
 from holdfast.server.schemas import serializers
 from holdfast.server.schemas.requests import MessageBody, ResumeBody
 from holdfast.server.schemas.responses import EventsShape
 from holdfast.server.schemas.serializers import json_response
 from holdfast.server.schemas.stream_frames import LOG_STREAM, RUN_STREAM
-from holdfast.stores.base import Log, TenantLog
+from holdfast.session.session import parse_since
+from holdfast.stores.base import MAX_SEQ, Log, TenantLog
 from holdfast.worker.admission import AdmittedRun
 from holdfast.worker.feed import Tail
 
 router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
 SSE = "text/event-stream"
+MAX_BYTES = 4 << 20  # of the events in one page; a page of one event may have more
 
 
 @router.post(
@@ -100,11 +104,12 @@ async def _stream_new_run(
     """
     reader_position = position_of(last_event_id, None)
     with ExitStack() as undo:
-        slot = undo.enter_context(server.limits.streams.hold(caller.key_id))
+        slot = undo.enter_context(server.limits.streams.hold(caller.key_id, caller.tenant))
         log = (await off_thread(caller.open_session, session_id)).log
         tail = await server.feed.open_tail(caller.store, log)
         undo.callback(server.feed.release_tail, tail)
-        log, run = await off_thread(admit)
+        run_slot = await server.runs_under_way.hold(caller.key_id, caller.store)
+        log, run = await off_thread(run_slot.admit, admit)
         server.runs.schedule_session(TenantLog(caller.tenant, log))
         undo.pop_all()
     return _stream_run(server, caller, tail, run, reader_position, slot)
@@ -121,7 +126,7 @@ def _stream_run(
 
     return EventStream(
         server,
-        caller.key_id,
+        caller,
         return_tail,
         where=where,
         frames=lambda tail: RunFrames(tail, run.run_id, where[1], has_all_deltas),
@@ -154,7 +159,7 @@ async def events(
         log = (await off_thread(caller.open_session, session_id)).log
         return EventStream(
             server,
-            caller.key_id,
+            caller,
             lambda: server.feed.open_tail(caller.store, log),
             where=where,
             frames=lambda _: LogFrames(types or ()),
@@ -166,10 +171,23 @@ def _event_page(
     caller: Caller, session_id: str, after: int | None, limit: int, types: list[str] | None, since: str | None
 ) -> dict[str, Any]:
     session = caller.open_session(session_id)
-    page = session.events(since=since, limit=limit, types=types, after=after)
-    has_more = len(page) == limit and after is not None
+    start = None if since is None else parse_since(since)
+    first = 1 if after is None else min(after, MAX_SEQ) + 1
+    portions = read_portions(session.store, session.log, first, reverse=after is None, types=types or (), since=start)
+    page: list[Event] = []
+    size, has_more = 0, False
+    for row in (row for rows in portions for row in rows):
+        size += len(row.body or b"")
+        has_more = len(page) == limit or (size > MAX_BYTES and bool(page))
+        if has_more:
+            break
+        page.append(Event(row))
+    if after is None:
+        if has_more and len(page) < limit:
+            raise LimitExceeded("this page", size=size, limit=MAX_BYTES, hint="use after=0, and `next` of each page")
+        page.reverse()
     return {
         "events": [serializers.event_dict(event) for event in page],
-        "next": page[-1].seq if has_more else None,
+        "next": page[-1].seq if has_more and after is not None else None,
         "head": session.head,
     }

@@ -77,14 +77,18 @@ def compare_sessions(
     summary="Run the logged turns again",
     response_model=responses.Replay,
 )
-def replay_session(
+async def replay_session(
     caller: Writer, server: Serving, session_id: SessionId, body: requests.AgentAsked | None = None
 ) -> Response:
     """In a fork, with the recorded replies and results as the world: no model is asked and no tool runs. Names the
     first thing that this agent would do differently."""
-    session = caller.open_session(session_id)
-    agent = server.catalog.find(caller.store, None if body is None else body.agent_id)
-    return json_response(replay_dict(session.replay(agent)))
+
+    def replay() -> Response:
+        session = caller.open_session(session_id)
+        agent = server.catalog.find(caller.store, None if body is None else body.agent_id)
+        return json_response(replay_dict(session.replay(agent)))
+
+    return await server.call_blocking(caller, True, replay)  # the agent's instructions may be a slow function
 
 
 @router.get(

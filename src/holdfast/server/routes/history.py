@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -13,10 +14,11 @@ from holdfast.log.events import MESSAGE_TYPES, Row
 from holdfast.log.messages import File, Image, Message
 from holdfast.log.ranges import clip_ranges
 from holdfast.log.view import decode_view
-from holdfast.server.auth import Reader, Writer
+from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS, log_unexpected_error
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import scope_of
+from holdfast.server.row_portions import read_portions
 from holdfast.server.schemas import requests, responses, sent_messages
 from holdfast.server.schemas.serializers import (
     Serving,
@@ -29,12 +31,12 @@ from holdfast.server.schemas.serializers import (
     session_dict,
 )
 from holdfast.session.session import Session
-from holdfast.stores.base import MAX_SEQ, PAGE
+from holdfast.stores.base import MAX_SEQ
 from holdfast.stores.messages import message_of
 from holdfast.turn.instructions import hide_cause
 
 router = APIRouter(route_class=StrictRoute, tags=["history"], responses=ERRORS)
-MAX_BYTES = 64 << 20  # of the files in one page of messages
+MAX_BYTES = 16 << 20  # of the messages and their files in one page; a page of one message may have more
 
 
 @router.get(
@@ -71,6 +73,7 @@ def _message_page(session: Session, limit: int, role: str | None, skip: int) -> 
         if skip:
             skip -= 1
             continue
+        size += len(row.body or b"")
         size += sum(len(part.data or b"") for part in message.parts if isinstance(part, Image | File))
         if size > MAX_BYTES and found:
             raise LimitExceeded("this page", size=size, limit=MAX_BYTES, hint="ask for fewer messages with limit=")
@@ -84,11 +87,8 @@ def _rows_newest_first(session: Session) -> Iterator[Row]:
     store, log = session.store, session.log
     head = store.head(log)
     for first, last in reversed(clip_ranges(decode_view(head.view).visible, head.head)):
-        while rows := store.read(log, first, last, limit=PAGE, reverse=True, types=MESSAGE_TYPES):
+        for rows in read_portions(store, log, first, last, reverse=True, types=MESSAGE_TYPES):
             yield from rows
-            last = rows[-1].seq - 1
-            if len(rows) < PAGE or last < first:
-                break
 
 
 @router.post(
@@ -159,12 +159,17 @@ def search_session(
     summary="Take old messages out of the view",
     response_model=responses.Pruned,
 )
-def prune_session(
+async def prune_session(
     caller: Writer, server: Serving, session_id: SessionId, body: requests.Prune | None = None
 ) -> Response:
     """Remove messages from the view. The log keeps them, and undo_prune brings them back. With `dry_run` nothing
     changes and the report shows what would."""
     asked = body or requests.Prune()
+    asks_model = asked.agent_id is not None
+    return await server.call_blocking(caller, asks_model, partial(_prune, caller, server, session_id, asked))
+
+
+def _prune(caller: Caller, server: Serving, session_id: str, asked: requests.Prune) -> Response:
     session = caller.open_session(session_id)
     report = session.prune(
         asked.strategy,
@@ -199,7 +204,7 @@ def undo_prune(caller: Writer, server: Serving, session_id: SessionId, body: req
     summary="What the model is sent",
     response_model=responses.Context,
 )
-def get_context(
+async def get_context(
     caller: Reader,
     server: Serving,
     session_id: SessionId,
@@ -207,6 +212,13 @@ def get_context(
     agent_id: str | None = None,
 ) -> Response:
     """The context that the model would be sent now, part by part; with `call`, the context of that call."""
+    # An agent's instructions may be a function, which takes its time like a model.
+    return await server.call_blocking(
+        caller, call is None, partial(_context, caller, server, session_id, call, agent_id)
+    )
+
+
+def _context(caller: Caller, server: Serving, session_id: str, call: int | None, agent_id: str | None) -> Response:
     session = caller.open_session(session_id)
     agent = None
     if call is None:

@@ -6,6 +6,7 @@ The API key decides the user: a key of a user reaches only that user's memories,
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -13,6 +14,8 @@ from starlette.responses import Response
 
 from holdfast.errors import NotFound
 from holdfast.log.identifiers import check_owner
+from holdfast.memory import ngrams
+from holdfast.memory.keyword import KeywordMemoryService
 from holdfast.memory.memory import Memory
 from holdfast.memory.service import MAX_LIMIT
 from holdfast.server.auth import Caller, Reader, Writer
@@ -61,11 +64,15 @@ def list_memories(
     "/memory/search", operation_id="search_memories", summary="Find memories", response_model=responses.Memories
 )
 @handles_idempotency_itself  # it changes nothing, and its answer must not be kept for a day
-def search_memories(caller: Reader, server: Serving, body: requests.MemorySearch) -> Response:
+async def search_memories(caller: Reader, server: Serving, body: requests.MemorySearch) -> Response:
     """The memories that fit the query, best first."""
-    memory = _open_memory(server, caller, body.user_id, body.app_name)
-    found = memory.search(body.query, body.limit, kind=body.kind, min_confidence=body.min_confidence)
-    return json_response({"memories": [memory_dict(each) for each in found]})
+
+    def search() -> Response:
+        memory = _open_memory(server, caller, body.user_id, body.app_name)
+        found = memory.search(body.query, body.limit, kind=body.kind, min_confidence=body.min_confidence)
+        return json_response({"memories": [memory_dict(each) for each in found]})
+
+    return await server.call_blocking(caller, _asks_embedder(server), search)
 
 
 @router.get("/memory/{key:path}", operation_id="get_memory", summary="One memory", response_model=responses.Memory)
@@ -83,7 +90,7 @@ def get_memory(caller: Reader, server: Serving, key: str, user_id: UserId = None
     summary="Keep or update a memory",
     response_model=responses.Memory,
 )
-def store_memory(
+async def store_memory(
     caller: Writer,
     server: Serving,
     key: str,
@@ -92,6 +99,13 @@ def store_memory(
     app_name: AppName = None,
 ) -> Response:
     """Store a memory; an existing key is replaced. With a `source` it belongs to the user and app of that session."""
+    store = partial(_store, caller, server, key, body, user_id, app_name)
+    return await server.call_blocking(caller, _asks_embedder(server), store)
+
+
+def _store(
+    caller: Caller, server: Serving, key: str, body: requests.MemoryGiven, user_id: str | None, app_name: str | None
+) -> Response:
     source: Any = None
     if body.source is not None:
         session = caller.open_session(body.source.session_id)
@@ -133,14 +147,19 @@ def forget_memory(
     summary="Learn from a session",
     response_model=responses.Memories,
 )
-def ingest_session(
+async def ingest_session(
     caller: Writer, server: Serving, session_id: SessionId, body: requests.Ingest | None = None
 ) -> Response:
     """Keep what is new in it, for its own user and app, with the messages that say so. With `shared` it is kept for the
     user and the app that the body names, or for none: a memory that is wider than the session. The model of `agent_id`
     is asked; without one, plain statements of the user and the session's facts are taken."""
-    session: Session = caller.open_session(session_id)
     asked = body or requests.Ingest()
+    asks_model = asked.agent_id is not None or server.memory.model is not None or _asks_embedder(server)
+    return await server.call_blocking(caller, asks_model, partial(_ingest, caller, server, session_id, asked))
+
+
+def _ingest(caller: Caller, server: Serving, session_id: str, asked: requests.Ingest) -> Response:
+    session: Session = caller.open_session(session_id)
     owner = session.user_id, session.app_name
     if asked.shared:
         owner = caller.resolve_owner(asked.user_id), asked.app_name
@@ -150,6 +169,12 @@ def ingest_session(
     memory = server.memory.on(caller.store).of(*owner)
     found = memory.ingest_from_session(session, model=model, shared=asked.shared)
     return tag_with_memories(json_response({"memories": [memory_dict(each) for each in found]}), *owner)
+
+
+def _asks_embedder(server: Serving) -> bool:
+    """Whether keeping and finding memories asks a model for vectors, or runs code that is not ours."""
+    service = server.memory.service
+    return not isinstance(service, KeywordMemoryService) and getattr(service, "embedder", "") != ngrams.NAME
 
 
 def _expiry(body: requests.MemoryGiven) -> timedelta | datetime | None:

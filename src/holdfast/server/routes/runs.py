@@ -16,7 +16,7 @@ from holdfast.server.errors import ERRORS
 from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
-from holdfast.server.run_requests import key_of_caller, reopen_turn, retry_turn, run_or_queue_message
+from holdfast.server.run_requests import key_of_caller, queue_message, reopen_turn, retry_turn, run_or_queue_message
 from holdfast.server.run_waiter import RunWaiter, call_on_run_thread
 from holdfast.server.schemas import serializers
 from holdfast.server.schemas.requests import CancelBody, MessageBody, ResumeBody, RetryBody
@@ -37,21 +37,26 @@ async def message(caller: Chatter, request: Request, session_id: str, body: Mess
     Idempotency-Key finds it."""
     check_device_fields(caller, body.model_fields_set, DEVICE_MESSAGE_FIELDS)
     server: Server = request.app.state.server
-    with server.limits.runs.hold(caller.key_id):
-        waiter = RunWaiter(server)
-        key = key_of(request)
-        result = await call_on_run_thread(
-            request, lambda on_run_end: run_or_queue_message(server, caller, session_id, body, key, on_run_end)
-        )
-        if result is None:
-            return json_response({})  # no client reads this answer; the run goes on
-        if isinstance(result, Answer):
-            return json_response(serializers.answer_dict(result))
-        log, run = result
-        waiter.begin(caller.store, log, run.run_id)
-        if run.repeated:
-            waiter.read_log_first()
-        return json_response(await waiter.wait_for_answer(request, body.timeout))
+    key = key_of(request)
+    slot = await server.runs_under_way.hold(caller.key_id, caller.store)
+    waiter = RunWaiter(server)
+    result = await call_on_run_thread(
+        request,
+        caller,
+        lambda on_run_end: slot.admit(
+            lambda: run_or_queue_message(server, caller, session_id, body, key, slot, on_run_end)
+        ),
+        lambda: slot.admit(lambda: queue_message(server, caller, session_id, body, key)),
+    )
+    if result is None:
+        return json_response({})  # no client reads this answer; the run goes on
+    if isinstance(result, Answer):
+        return json_response(serializers.answer_dict(result))
+    log, run = result
+    waiter.begin(caller.store, log, run.run_id)
+    if run.repeated:
+        waiter.read_log_first()
+    return json_response(await waiter.wait_for_answer(request, body.timeout))
 
 
 @router.post("/sessions/{session_id}/resume", response_model=AnswerShape, operation_id="resume")
@@ -79,15 +84,15 @@ async def _continue_turn(
 ) -> Response:
     """Open a turn with `reopen` on a thread, and wait for its answer."""
     server: Server = request.app.state.server
-    with server.limits.runs.hold(caller.key_id):
-        waiter = RunWaiter(server)
-        log, run = await off_thread(reopen)
-        if run is None:
-            return json_response(serializers.NOTHING_TO_RESUME)
-        waiter.begin(caller.store, log, run.run_id)
-        if run.repeated and not server.runs.is_local_run(run.run_id, log.number):
-            waiter.read_log_first()
-        return json_response(await waiter.wait_for_answer(request, None))
+    slot = await server.runs_under_way.hold(caller.key_id, caller.store)
+    waiter = RunWaiter(server)
+    log, run = await off_thread(slot.admit, reopen)
+    if run is None:
+        return json_response(serializers.NOTHING_TO_RESUME)
+    waiter.begin(caller.store, log, run.run_id)
+    if run.repeated and not server.runs.is_local_run(run.run_id, log.number):
+        waiter.read_log_first()
+    return json_response(await waiter.wait_for_answer(request, None))
 
 
 @router.get("/sessions/{session_id}/runs", operation_id="runs", response_model=RunsShape)
@@ -110,6 +115,7 @@ def cancel(caller: Chatter, request: Request, session_id: str, run_id: str, body
     log = caller.open_session(session_id).log
     outcome = _find_run(caller, log, run_id)
     server.runs.cancel(caller.store, log, outcome.run_id, actor=serializers.actor_of(caller))
+    server.runs_under_way.end_if_left(outcome.run_id)
     server.runs.schedule_session(TenantLog(caller.tenant, log))  # runs may be queued behind it
     return json_response(serializers.run_dict(_find_run(caller, log, outcome.run_id)))
 
