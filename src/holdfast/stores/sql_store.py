@@ -50,7 +50,8 @@ from holdfast.stores.rows import (
     replay_rows,
     session_row,
 )
-from holdfast.stores.sql_reads import SQLConnection, SQLReads
+from holdfast.stores.sql_reads import SQLConnection
+from holdfast.stores.sql_signatures import SQLSignatures
 
 T = TypeVar("T")
 
@@ -85,14 +86,10 @@ class NewLogStamp:
         return self._clock.now(), self._clock.new_id()
 
 
-class SQLStore(SQLReads):
+class SQLStore(SQLSignatures):
     """A store in a SQL database. Subclasses: `SQLiteStore`, `PostgresStore`."""
 
     # -- what a database does in its own way -------------------------------------------------------------------------
-
-    @abstractmethod
-    def _transaction(self, job: Callable[[Any], T]) -> T:
-        """Run a job in a transaction and return its result when it is durable."""
 
     def _key_transaction(self, job: Callable[[Any], T]) -> T:
         """Run a job that may create data keys: if it fails, no cached key of it stays."""
@@ -381,7 +378,7 @@ class SQLStore(SQLReads):
                 if lease is not None and lease.is_alive:
                     raise SessionBusy(log.id, retry_after=lease.remaining)
                 for number in burial.tombstones:
-                    db.execute(self.sql.ADD_ERASURE, (number, stamp.at))
+                    db.execute(self.sql.ADD_ERASURE, (number, stamp.at, number, number in burial.whole_logs))
             self._erase_parts(db, burial)
             for other, notice, moment in notices:
                 self._append_in(db, other, notice, moment)
