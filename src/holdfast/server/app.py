@@ -32,8 +32,10 @@ from holdfast.server.metrics import Metrics
 from holdfast.server.rate_limits import RequestLimits
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, Store
+from holdfast.stores.signing import SigningKey
 from holdfast.worker.feed import Feed
 from holdfast.worker.run_pool import Responder, RunPool
+from holdfast.worker.signing import Anchor, sign_heads
 from holdfast.worker.sweep import sweep
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Server:
         self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()
         self._lock = threading.Lock()
         self._sweeper: asyncio.Task[None] | None = None
+        self._signer: asyncio.Task[None] | None = None
 
     def _cast(self, store: Store, log: Log, agent: str | None) -> Responder:
         """Return the agent and the session object of a run. The session is cached: it holds the last prompt."""
@@ -115,6 +118,9 @@ class Server:
         self.feed.open()
         self.runs.open()
         self._sweeper = loop.create_task(self._sweep_forever())
+        key = SigningKey.from_environment()
+        if key is not None and self.config.sign_every:
+            self._signer = loop.create_task(self._sign_forever(key))
 
     def drain(self) -> None:
         """Begin no new runs, and end the streams; in the event loop."""
@@ -134,6 +140,8 @@ class Server:
         self.drain()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._signer is not None:
+            self._signer.cancel()
         await self._drain_task
         await self.feed.close()
 
@@ -157,6 +165,18 @@ class Server:
                 self.metrics.store_errors.labels(error.code).inc()
             except AgentError as error:
                 log.warning("the sweep was cut short", extra=extra_fields(code=error.code))
+
+    async def _sign_forever(self, key: SigningKey) -> None:
+        """Sign the heads that moved, at intervals. Several servers may do so: what one has signed, another leaves."""
+        anchor = Anchor(self.config.anchor) if self.config.anchor else None
+        while True:
+            await asyncio.sleep(self.config.sign_every)
+            try:
+                await off_thread(sign_heads, self.store, key, anchor)
+            except StoreError as error:
+                self.metrics.store_errors.labels(error.code).inc()
+            except AgentError as error:
+                log.warning("a round of signing was cut short", extra=extra_fields(code=error.code))
 
     async def unavailable_reason(self) -> str | None:
         """Return why this server should get no requests now; None if it is ready."""

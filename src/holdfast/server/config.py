@@ -154,6 +154,18 @@ class Config:
         10.0, "HOLDFAST_DRAIN", "Seconds that running turns get when the server is stopped.", least=0
     )
     sweep_every: float = _config_field(60.0, "HOLDFAST_SWEEP_EVERY", "Seconds between two sweeps; 0: none.", least=0)
+    sign_every: float = _config_field(
+        60.0,
+        "HOLDFAST_SIGN_EVERY",
+        "Seconds between two rounds of signing, if `HOLDFAST_SIGNING_KEY` is set; 0: none.",
+        least=0,
+    )
+    anchor: str = _config_field(
+        "",
+        "HOLDFAST_ANCHOR",
+        "Where signed heads are kept outside of the store: `file:/path`, or `command:` and a command.",
+        repr=False,  # a command may hold a secret
+    )
     poll: float = _config_field(
         0.25, "HOLDFAST_POLL", "Seconds between two polls for events of other servers.", least=0.01
     )

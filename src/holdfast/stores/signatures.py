@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.stores.signing import SignedHead
 
 if TYPE_CHECKING:
-    from holdfast.stores.base import Log
+    from holdfast.stores.base import Log, TenantLog
 
 
 class HeadToSign(NamedTuple):
@@ -26,7 +26,11 @@ class HeadToSign(NamedTuple):
 
 
 class SignedHeads(ABC):
-    """The four methods of a store for audits."""
+    """The methods of a store for audits."""
+
+    @abstractmethod
+    def logs_after(self, number: int, *, limit: int) -> list[TenantLog]:
+        """Logs of every kind that have a name, by number; of every tenant, if this store is bound to none."""
 
     @abstractmethod
     def heads_to_sign(self, *, after: int = 0, limit: int = 1000) -> list[HeadToSign]:

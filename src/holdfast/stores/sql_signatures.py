@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from holdfast.stores.base import Log
+from holdfast.stores.base import Log, TenantLog
 from holdfast.stores.rows import log_from_columns
 from holdfast.stores.signatures import HeadToSign
 from holdfast.stores.signing import SignedHead
@@ -21,6 +21,10 @@ class SQLSignatures(SQLReads):
     @abstractmethod
     def _transaction(self, job: Callable[[Any], T]) -> T:
         """Run a job in a transaction and return its result when it is durable."""
+
+    def logs_after(self, number: int, *, limit: int) -> list[TenantLog]:
+        rows = self._fetch_all(self.sql.LOGS_AFTER, (number, self.tenant, self.tenant, limit))
+        return [TenantLog(row[12], log_from_columns(row)) for row in rows]
 
     def heads_to_sign(self, *, after: int = 0, limit: int = 1000) -> list[HeadToSign]:
         rows = self._fetch_all(self.sql.HEADS_TO_SIGN, (after, self.tenant, self.tenant, limit))

@@ -137,6 +137,8 @@ class Statements:
     )
 
     # Signatures
+    LOGS_AFTER = f"""SELECT {_LOG_COLUMNS}, l.tenant {_LOG_TABLES}
+        WHERE l.log > ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?) ORDER BY l.log LIMIT ?"""
     HEADS_TO_SIGN = f"""SELECT {_LOG_COLUMNS}, l.tenant, l.head, l.hash, g.seq, g.hash, g.at, g.key, g.signature
         {_LOG_TABLES} LEFT JOIN signatures g ON g.log = l.log
         WHERE l.log > ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?)

@@ -192,7 +192,6 @@ def _bad(seq: int, reason: str) -> chain.Verification:
 
 def _verify_rest(store: Store, log: Log, before: Head, named: dict[str, int]) -> chain.Verification | None:
     """Check what the chain does not protect: blobs, events after the head, and the caches of an immutable session."""
-    bad = _bad
     for digest, seq in sorted(named.items(), key=lambda item: item[1]):
         if not _has_blob(store, log, digest):
             return _bad(seq, f"the bytes that event {seq} names are missing or altered")
