@@ -232,6 +232,8 @@ class Config:
                 f"HOLDFAST_TOKEN is too weak, or cannot be sent in a header: use at least {SHORTEST_TOKEN} letters, "
                 "digits, '-', '_' or '.'"
             )
+        if self.anchor and not re.fullmatch(r"(file|command):.*\S.*", self.anchor):
+            raise InvalidArgument("--anchor is not understood: use file:/path, or command: and a command")
         self._check_texts()
 
     def _check_texts(self) -> None:

@@ -23,11 +23,11 @@ class SQLSignatures(SQLReads):
         """Run a job in a transaction and return its result when it is durable."""
 
     def logs_after(self, number: int, *, limit: int) -> list[TenantLog]:
-        rows = self._fetch_all(self.sql.LOGS_AFTER, (number, self.tenant, self.tenant, limit))
+        rows = self._across_tenants()._fetch_all(self.sql.LOGS_AFTER, (number, self.tenant, self.tenant, limit))
         return [TenantLog(row[12], log_from_columns(row)) for row in rows]
 
     def heads_to_sign(self, *, after: int = 0, limit: int = 1000) -> list[HeadToSign]:
-        rows = self._fetch_all(self.sql.HEADS_TO_SIGN, (after, self.tenant, self.tenant, limit))
+        rows = self._across_tenants()._fetch_all(self.sql.HEADS_TO_SIGN, (after, self.tenant, self.tenant, limit))
         found = []
         for row in rows:
             log, (tenant, head, hash, *signed) = log_from_columns(row), row[12:]
@@ -41,7 +41,7 @@ class SQLSignatures(SQLReads):
                 values = (number, each.seq, hash, each.at, each.key, signature, anchored, number)
                 db.execute(self.sql.PUT_SIGNATURE, values)
 
-        self._transaction(job)
+        self._across_tenants()._transaction(job)
 
     def signed_head(self, log: Log) -> SignedHead | None:
         found = self._fetch_one(self.sql.SIGNATURE, (log.number,))

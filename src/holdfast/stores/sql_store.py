@@ -178,7 +178,7 @@ class SQLStore(SQLSignatures):
             db.execute(self.sql.SET_MASTER, (rotation.fingerprint,))
             return len(changed)
 
-        done = self._transaction(job)
+        done = self._across_tenants()._transaction(job)
         self._keys.use_rotation(rotation)
         self.tidy()
         return done

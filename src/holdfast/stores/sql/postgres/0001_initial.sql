@@ -294,3 +294,15 @@ CREATE TABLE holdfast.run_queue(
     log BIGINT PRIMARY KEY,
     since BIGINT NOT NULL
 );
+
+-- The second wall between tenants: see postgres_tenants.py. FORCE, because the store is the owner of its tables. Rows of
+-- the other tables are found by the number of a log, which only these tables give.
+CREATE FUNCTION holdfast.is_visible(TEXT) RETURNS BOOLEAN LANGUAGE sql STABLE AS $$
+    SELECT current_setting('holdfast.tenant', true) IN ('tenant:' || $1, 'every')
+$$;
+ALTER TABLE holdfast.logs ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+ALTER TABLE holdfast.sessions ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+ALTER TABLE holdfast.key_values ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE POLICY tenant ON holdfast.logs USING (holdfast.is_visible(tenant));
+CREATE POLICY tenant ON holdfast.sessions USING (holdfast.is_visible(tenant));
+CREATE POLICY tenant ON holdfast.key_values USING (holdfast.is_visible(tenant));
