@@ -373,10 +373,8 @@ class TestWhoOpensTheTriggers:
             )
         connection.execute("UPDATE retention SET immutable = (1 = 0) WHERE log = :log", number)
         for row in rows:
-            connection.execute(
-                f"UPDATE events SET body = {connection.blob(row.body)}, tombstone = NULL WHERE [own] AND [seq] = {row.seq}",
-                number,
-            )
+            back = f"UPDATE events SET body = {connection.blob(row.body)}, tombstone = NULL"
+            connection.execute(f"{back} WHERE [own] AND [seq] = {row.seq}", number)
         rewrite(connection, session, b"ha")
         connection.execute("UPDATE retention SET immutable = (1 = 1) WHERE log = :log", number)
         connection.execute(CLOSE, number)
