@@ -35,9 +35,9 @@ from holdfast.log.events import COMMITMENT_SIZE, SALT_SIZE, Row
 from holdfast.session.export import read_jsonl
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from holdfast.stores.signing import SigningKey
+from holdfast.stores.signing_keys import SigningKey
 from holdfast.testing import call
-from holdfast.worker.signing import sign_heads
+from holdfast.worker.head_signer import sign_heads
 from tests.proofs import Report, proof
 from tests.proofs.models import ENOUGH, make_directory, open_database
 
@@ -214,8 +214,8 @@ def _run_turn(session: Session, text: str) -> None:
 
 def alter_log(log_copy: LogCopy, rng: random.Random) -> AlteredLog:
     """One alteration of a log. Those of a single byte are the most, because there are most of them."""
-    kinds = ("flip",) * 10 + ("swap", "drop", "truncate", "truncate", "truncate", "insert", "insert", "insert", "blob")
-    kinds += ("rewrite",) * 2
+    many = ("flip",) * 10 + ("truncate",) * 3 + ("insert",) * 3 + ("rewrite",) * 2
+    kinds = (*many, "swap", "drop", "blob")
     while True:
         how = rng.choice(kinds)
         found = ALTERATIONS[how](log_copy, rng)

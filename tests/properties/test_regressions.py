@@ -262,7 +262,7 @@ def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
     """The answer to the first attempt is lost, and another process takes the name before the second."""
     with PostgresStore(database) as store, PostgresStore(database) as other:
         Session("namesake", store=store)
-        real, calls = store.server.connection, list[int]()
+        real, calls = store.server.pool.connection, list[int]()
 
         @contextmanager
         def lossy() -> Iterator[Any]:
@@ -275,7 +275,7 @@ def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
                     db.close()
                     raise make_connection_error()
 
-        store.server.connection = lossy  # type: ignore[method-assign]
+        store.server.pool.connection = lossy  # type: ignore[method-assign]
         assert store.delete("namesake")
         assert Session.open("namesake", store=other).title == "another"
         other.delete("namesake")

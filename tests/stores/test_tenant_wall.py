@@ -11,9 +11,9 @@ import pytest
 from holdfast import Message, Session
 from holdfast.log.events import Draft
 from holdfast.stores import PostgresStore
-from holdfast.stores.signing import SigningKey
+from holdfast.stores.signing_keys import SigningKey
 from holdfast.testing import StoreContract
-from holdfast.worker.signing import sign_heads
+from holdfast.worker.head_signer import sign_heads
 from tests.kit.postgres import PostgresServer
 
 FORGETFUL = {

@@ -245,7 +245,7 @@ def _check_tenant_wall(config: Config) -> Iterator[Finding]:
 
 
 def _check_signing_key() -> Finding:
-    from holdfast.stores.signing import SigningKey
+    from holdfast.stores.signing_keys import SigningKey
 
     try:
         key = SigningKey.from_environment()

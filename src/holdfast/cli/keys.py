@@ -116,7 +116,7 @@ def signing(file: Path, as_json: bool) -> None:
     database: who has both can rewrite history and sign it.
     """
     from holdfast.clock import SYSTEM_CLOCK
-    from holdfast.stores.signing import make_key_file
+    from holdfast.stores.signing_keys import make_key_file
 
     with exit_on_error("keys", as_json=as_json):
         key = make_key_file(file, SYSTEM_CLOCK.random_bytes(32))

@@ -24,8 +24,8 @@ def sign(url: str | None, anchor: str | None, as_json: bool) -> None:
     by itself. Exit code 0: done; 1: a log contradicts its last signature, or the anchor took nothing; 2: the store or
     the key cannot be used.
     """
-    from holdfast.stores.signing import SIGNING_KEY, SigningKey
-    from holdfast.worker.signing import Anchor, sign_heads
+    from holdfast.stores.signing_keys import SIGNING_KEY, SigningKey
+    from holdfast.worker.head_signer import Anchor, sign_heads
 
     with exit_on_error("sign", as_json=as_json):
         key = SigningKey.from_environment()

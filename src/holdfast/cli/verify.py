@@ -18,7 +18,7 @@ from holdfast.errors import AgentError, InvalidArgument
 from holdfast.log import codec
 
 if TYPE_CHECKING:
-    from holdfast.stores.signing import PublicKeys
+    from holdfast.stores.signing_keys import PublicKeys
 
 SQLITE = b"SQLite format 3\0"  # the first bytes of a database
 RECEIPT = b'{"key":'  # the first bytes of a receipt, whose keys are sorted
@@ -81,7 +81,7 @@ def verify(files: tuple[str, ...], keys: tuple[str, ...], url: str | None, ancho
     the highest counts.
     """
     from holdfast.cli.verify_store import verify_store
-    from holdfast.stores.signing import PublicKeys
+    from holdfast.stores.signing_keys import PublicKeys
 
     if bool(files) == bool(url):
         raise click.UsageError("give either files or --store")

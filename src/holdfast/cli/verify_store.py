@@ -15,7 +15,7 @@ from holdfast.cli.progress import show_progress
 from holdfast.cli.store import open_server_store
 from holdfast.errors import AgentError, InvalidArgument
 from holdfast.log import chain, codec
-from holdfast.stores.signing import PublicKeys, SignedHead
+from holdfast.stores.signing_keys import PublicKeys, SignedHead
 from holdfast.stores.verification import check_signed_head
 
 if TYPE_CHECKING:

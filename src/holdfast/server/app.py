@@ -32,10 +32,10 @@ from holdfast.server.metrics import Metrics
 from holdfast.server.rate_limits import RequestLimits
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, Store
-from holdfast.stores.signing import SigningKey
+from holdfast.stores.signing_keys import SigningKey
 from holdfast.worker.feed import Feed
+from holdfast.worker.head_signer import Anchor, sign_heads
 from holdfast.worker.run_pool import Responder, RunPool
-from holdfast.worker.signing import Anchor, sign_heads
 from holdfast.worker.sweep import sweep
 
 if TYPE_CHECKING:

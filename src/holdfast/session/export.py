@@ -21,7 +21,7 @@ from holdfast.log.identifiers import check_id
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, message_from_data
 from holdfast.stores import verification
 from holdfast.stores.messages import blob_names, blobs_removed, message_of
-from holdfast.stores.signing import PublicKeys, SignedHead, SigningKey
+from holdfast.stores.signing_keys import PublicKeys, SignedHead, SigningKey
 from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:

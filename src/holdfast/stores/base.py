@@ -28,7 +28,7 @@ from holdfast.stores.erasure import ErasurePlan as ErasurePlan  # also for memor
 from holdfast.stores.key_values import KeyValues
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.signatures import SignedHeads
-from holdfast.stores.signing import PublicKeys
+from holdfast.stores.signing_keys import PublicKeys
 
 PAGE = 1000
 

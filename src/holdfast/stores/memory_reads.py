@@ -16,7 +16,7 @@ from holdfast.stores.append import Head, IdempotencyRecord, RetentionRow
 from holdfast.stores.base import MAX_SEQ, Info, Log, Store, TenantLog
 from holdfast.stores.rows import check_deleted_id, index_text
 from holdfast.stores.signatures import HeadToSign
-from holdfast.stores.signing import SignedHead
+from holdfast.stores.signing_keys import SignedHead
 
 
 class LogInMemory:

@@ -26,40 +26,40 @@ class TenantConnections:
     """The connections of a server, for the rows of one tenant; for those of all tenants if `tenant` is None."""
 
     def __init__(self, server: PostgresServer, tenant: str | None) -> None:
-        self._server = server
+        self.pool = server
         self._setting = EVERY_TENANT if tenant is None else f"tenant:{tenant}"
 
     def for_tenant(self, tenant: str | None) -> TenantConnections:
-        return TenantConnections(self._server, tenant)
+        return TenantConnections(self.pool, tenant)
 
     @property
     def dsn(self) -> str:
-        return self._server.dsn
+        return self.pool.dsn
 
     @property
     def clock(self) -> Clock:
-        return self._server.clock
+        return self.pool.clock
 
     @property
     def closed(self) -> bool:
-        return self._server.closed
+        return self.pool.closed
 
     @property
     def heads(self) -> dict[int, Any]:
-        return self._server.heads
+        return self.pool.heads
 
     @property
     def locks(self) -> list[threading.Lock]:
-        return self._server.locks
+        return self.pool.locks
 
     def close(self) -> None:
-        self._server.close()
+        self.pool.close()
 
     def run_unit(self, work: Callable[[Connection], T]) -> T:
-        return self._server.run_unit(lambda db: self._run(db, work))
+        return self.pool.run_unit(lambda db: self._run(db, work))
 
     def run_once(self, work: Callable[[Connection], T]) -> T:
-        return self._server.run_once(lambda db: self._run(db, work))
+        return self.pool.run_once(lambda db: self._run(db, work))
 
     def fetch(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         return self.run_unit(lambda db: db.execute(query, values).fetchall())
@@ -78,7 +78,7 @@ class TenantConnections:
             _current[db] = self._setting
             return found
 
-        return self._server.transaction(walled)
+        return self.pool.transaction(walled)
 
     def _run(self, db: Connection, work: Callable[[Connection], T]) -> T:
         if _current.get(db) == self._setting:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import SessionNotFound
-from holdfast.stores.signing import SigningKey
+from holdfast.stores.signing_keys import SigningKey
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store

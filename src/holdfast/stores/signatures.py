@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.stores.signing import SignedHead
+from holdfast.stores.signing_keys import SignedHead
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Log, TenantLog

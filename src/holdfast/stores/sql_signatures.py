@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from holdfast.stores.base import Log, TenantLog
 from holdfast.stores.rows import log_from_columns
 from holdfast.stores.signatures import HeadToSign
-from holdfast.stores.signing import SignedHead
+from holdfast.stores.signing_keys import SignedHead
 from holdfast.stores.sql_reads import SQLConnection, SQLReads
 
 T = TypeVar("T")

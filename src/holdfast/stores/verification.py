@@ -22,7 +22,7 @@ from holdfast.stores.append import MAX_SEQ, Head
 
 if TYPE_CHECKING:
     from holdfast.stores.base import Log, Store
-    from holdfast.stores.signing import PublicKeys, SignedHead
+    from holdfast.stores.signing_keys import PublicKeys, SignedHead
 
 PAGE = 1000
 

@@ -19,8 +19,8 @@ from holdfast.log.chain import genesis, next_hash
 from holdfast.log.events import Row
 from holdfast.session.export import read_jsonl
 from holdfast.stores import PostgresStore, SQLiteStore
-from holdfast.stores.signing import PublicKeys, SigningKey
-from holdfast.worker.signing import Anchor, sign_heads
+from holdfast.stores.signing_keys import PublicKeys, SigningKey
+from holdfast.worker.head_signer import Anchor, sign_heads
 
 SEED = "33" * 32
 PUBLIC = SigningKey(SEED).public_key

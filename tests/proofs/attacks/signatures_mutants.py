@@ -22,12 +22,12 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a signature that is not checked",
         "forged history",
-        ("stores.signing", "key.verify(bytes.fromhex(signature), statement)", "pass"),
+        ("stores.signing_keys", "key.verify(bytes.fromhex(signature), statement)", "pass"),
     ),
     mutant(
         "what contradicts its signature is signed again",
         "forged history",
-        ("worker.signing", "if _contradicts(store.for_tenant(each.tenant), each):", "if False:"),
+        ("worker.head_signer", "if _contradicts(store.for_tenant(each.tenant), each):", "if False:"),
     ),
     mutant(
         "an export that needs no signature",

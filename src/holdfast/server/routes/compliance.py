@@ -15,7 +15,7 @@ from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.routes.imports import import_session
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, json_response, session_dict
-from holdfast.stores.signing import PublicKeys
+from holdfast.stores.signing_keys import PublicKeys
 
 router = APIRouter(route_class=StrictRoute, tags=["keeping"], responses=ERRORS)
 _MEDIA = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}

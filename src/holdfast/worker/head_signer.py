@@ -18,7 +18,7 @@ from holdfast.errors import InvalidArgument, SessionNotFound
 from holdfast.log import codec
 from holdfast.stores.base import Store
 from holdfast.stores.signatures import HeadToSign
-from holdfast.stores.signing import SignedHead, SigningKey
+from holdfast.stores.signing_keys import SignedHead, SigningKey
 
 PAGE = 500
 ANCHOR_SECONDS = 60.0  # for a command to take the lines of a page
