@@ -38,6 +38,12 @@ class Workspace:
         assert "Traceback" not in found.stderr
         return found.returncode
 
+    def sign(self, *args: str) -> int:
+        self.env["HOLDFAST_SIGNING_KEY"] = "11" * 32
+        with SQLiteStore(self.folder / "sessions.db") as store:
+            Session(store=store)
+        return self.run("sign", *args)
+
     def sweep_beside_another(self) -> int:
         with SQLiteStore(self.folder / "sessions.db") as store:
             log = store.create("sweep", "sweep", [Draft(type="entity.created")])
@@ -85,6 +91,9 @@ WAYS: dict[tuple[str, str], list[Callable[[Workspace], int]]] = {
         lambda each: each.run("serve", "--port", "99999"),
         lambda each: each.run("serve", "--port", "0", "--store", "nonsense:"),
     ],
+    ("`sign`", "0"): [lambda each: each.sign()],
+    ("`sign`", "1"): [lambda each: each.sign("--anchor", "command:false")],
+    ("`sign`", "2"): [lambda each: each.run("sign"), lambda each: each.sign("--anchor", "nonsense")],
     ("`sweep`", "0"): [
         lambda each: each.run("sweep"),
         lambda each: each.run("sweep", "--dry-run", "--json"),

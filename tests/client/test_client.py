@@ -36,6 +36,7 @@ from holdfast.log.events import Event
 from holdfast.memory.service import Source
 from holdfast.models.base import Usage
 from holdfast.stores import SQLiteStore
+from holdfast.stores.signing_keys import SigningKey
 from holdfast.testing import call, error
 from holdfast.turn.sent_context import Context
 from tests.client.conftest import AgentFactory
@@ -462,3 +463,14 @@ async def test_memories_of_a_server_awaited(async_client: AsyncClient) -> None:
     assert await memory.recall(shared.key) == [shared]
     assert await memory.forget(shared.key)
     assert await memory.forget("home")
+
+
+def test_a_client_with_a_public_key_checks_a_session_itself(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = SigningKey("55" * 32)
+    session = client.session("signed")
+    session.add_message(Message.user("hello"))
+    assert "no signed head" in str(session.verify(key.public_key).reason)
+    monkeypatch.setenv("HOLDFAST_SIGNING_KEY", "55" * 32)
+    assert session.verify(public_key=key.public_key).signed == 2
+    assert session.verify().ok
+    assert not session.verify(SigningKey("66" * 32).public_key)

@@ -245,7 +245,7 @@ def _describe_message(message: Message) -> str:
 def wait_for_other_connections(store: Store) -> None:
     """Wait until a server has closed the connections of dead clients: their last statement may still be executed."""
     if isinstance(store, PostgresStore):
-        own = [db.info.backend_pid for db in store.server._idle]
+        own = [db.info.backend_pid for db in store.server.pool._idle]
         while store.server.fetch(OTHERS, (own,)):
             time.sleep(0.001)
 

@@ -162,12 +162,16 @@ class PostgresServer:
             row = connection.execute(TERMINATE).fetchone()
             return int(row[0]) if row else 0
 
-    def database(self, *, tcp: bool = False) -> str:
-        """Create an empty database and return its dsn."""
+    def database(self, *, tcp: bool = False, plain_role: bool = False) -> str:
+        """Create an empty database and return its dsn, with `plain_role` for an owner that is no superuser."""
         name = f"test_{secrets.token_hex(8)}"
+        role = name if plain_role else "postgres"
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        return self._dsn(name, tcp=tcp)
+            if plain_role:
+                connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+            command = sql.SQL("CREATE DATABASE {} OWNER {}")
+            connection.execute(command.format(sql.Identifier(name), sql.Identifier(role)))
+        return self._dsn(name, tcp=tcp).replace("//postgres@", f"//{role}@", 1)
 
     def drop(self, dsn: str) -> None:
         """Drop the database of a dsn, with open connections too."""

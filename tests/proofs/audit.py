@@ -5,8 +5,9 @@ What is altered is drawn from a seed; what must be named is the first event that
 may also answer with a clear error, because what does not open cannot be checked further. The control: nothing is
 noticed where nothing was altered.
 
-One alteration leaves no trace in a log: a tail that is cut off together with the head's number and hash. Only
-an earlier export shows it, and that is how it is proved here.
+Two alterations leave no trace in a log: a tail that is cut off together with the head's number and hash, and history
+that is rewritten by a diligent attacker, who computes every hash and the head again. The signed head shows both, and an
+earlier export shows the first.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ from click.testing import CliRunner
 from holdfast import Agent, File, Message, Session, tool
 from holdfast.cli.main import main as command
 from holdfast.errors import AgentError
-from holdfast.log.events import COMMITMENT_SIZE
+from holdfast.log.chain import next_hash
+from holdfast.log.events import COMMITMENT_SIZE, SALT_SIZE, Row
 from holdfast.session.export import read_jsonl
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
+from holdfast.stores.signing_keys import SigningKey
 from holdfast.testing import call
+from holdfast.worker.head_signer import sign_heads
 from tests.proofs import Report, proof
 from tests.proofs.models import ENOUGH, make_directory, open_database
 
 MASTER = sha256(b"a master key").digest()
 COLUMNS = ("body", "header", "hash", "tombstone", "at", "type", "tokens")
+SIGNING_SEED = "44" * 32
+PUBLIC_KEY = SigningKey(SIGNING_SEED).public_key
 THROUGH_THE_COMMAND = 25  # of the altered exports, one in so many is given to the command itself
 
 
@@ -73,6 +79,7 @@ class AlteredLog(NamedTuple):
     log_copy: LogCopy
     first: int | None
     traceless: bool = False  # within the log: only an export shows it
+    diligent: bool = False  # traceless too, and no export is needed: the signature shows it
     residue: bool = False  # of an erased event: its record vouches for it, which a fork may have left before
 
 
@@ -207,7 +214,8 @@ def _run_turn(session: Session, text: str) -> None:
 
 def alter_log(log_copy: LogCopy, rng: random.Random) -> AlteredLog:
     """One alteration of a log. Those of a single byte are the most, because there are most of them."""
-    kinds = ("flip",) * 10 + ("swap", "drop", "truncate", "truncate", "truncate", "insert", "insert", "insert", "blob")
+    many = ("flip",) * 10 + ("truncate",) * 3 + ("insert",) * 3 + ("rewrite",) * 2
+    kinds = (*many, "swap", "drop", "blob")
     while True:
         how = rng.choice(kinds)
         found = ALTERATIONS[how](log_copy, rng)
@@ -310,6 +318,26 @@ def _replace_blob(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
     )
 
 
+def _rewrite(log_copy: LogCopy, rng: random.Random) -> AlteredLog | None:
+    """Change a payload, and compute the hashes of all later events and the head again, as holdfast would."""
+    places = [at for at, row in enumerate(log_copy.rows) if row.type == b"message.added" and row.body is not None]
+    if not places or log_copy.rows[0].seq != 1 or b'"text":"' not in (log_copy.rows[places[0]].body or b""):
+        return None  # a fork begins with the hash of its parent; an encrypted text cannot be changed without its key
+    at = rng.choice(places)
+    row, rows = log_copy.rows[at], list(log_copy.rows)
+    body = row.body or b""
+    salt = rng.randbytes(SALT_SIZE)  # another salt is another commitment: the text need not even change
+    rows[at] = row._replace(body=salt + body[SALT_SIZE:])
+    previous = rows[at - 1].hash
+    for place in range(at, len(rows)):
+        each = rows[place]
+        plain = Row(each.seq, each.at, each.type.decode(), each.header, each.tokens, each.body, each.tombstone, b"")
+        previous = next_hash(previous, plain) or b""
+        rows[place] = each._replace(hash=previous)
+    new = replace(log_copy, rows=tuple(rows), hash=previous)
+    return AlteredLog(f"event {row.seq} was rewritten, with the chain and the head", new, row.seq, diligent=True)
+
+
 ALTERATIONS: dict[str, Callable[[LogCopy, random.Random], AlteredLog | None]] = {
     "flip": _flip,
     "swap": _swap,
@@ -317,6 +345,7 @@ ALTERATIONS: dict[str, Callable[[LogCopy, random.Random], AlteredLog | None]] = 
     "truncate": _truncate,
     "insert": _insert,
     "blob": _replace_blob,
+    "rewrite": _rewrite,
 }
 
 
@@ -353,6 +382,8 @@ def open_databases(*, postgres: bool = True) -> Iterator[list[AuditedDatabase]]:
                 store = stack.enter_context(PostgresStore(dsn, key=key))
                 prefix = "locked " if key else ""
                 found.append(AuditedDatabase(name, store, RawPostgres(dsn), make_sessions(store, name=prefix)))
+        for place in found:
+            sign_heads(place.store, SigningKey(SIGNING_SEED))
         yield found
 
 
@@ -373,12 +404,13 @@ def altered_logs(size: int, seed: int) -> Report:
 
 
 def _report(counts: Counter[str], failures: list[str]) -> Report:
-    named = ", ".join(f"{counts[name]:,} {name}" for name in ("named", "error", "by an export"))
+    named = ", ".join(f"{counts[name]:,} {name}" for name in ("named", "error", "by a signature"))
     return Report(figures=f"{counts['all']:,} alterations: {named}; {len(failures)} unnoticed", failures=failures)
 
 
 def check_unaltered(place: AuditedDatabase) -> list[str]:
-    return [f"{one.id}: {one.verify()}" for one in place.sessions if not one.verify()]
+    verdicts = [(one.id, verdict) for one in place.sessions for verdict in (one.verify(), one.verify(PUBLIC_KEY))]
+    return [f"{id}: {verdict}" for id, verdict in verdicts if not verdict]
 
 
 def check_alteration(place: AuditedDatabase, seed: str, counts: Counter[str]) -> list[str]:
@@ -399,9 +431,11 @@ def check_alteration(place: AuditedDatabase, seed: str, counts: Counter[str]) ->
         readers = _list_readers(place, number, alteration)
         counts["all"] += bool(readers)
         for reader in readers:
-            if alteration.traceless and number == reader.log.number:
-                wrong = _compare_with_export(reader, exports[reader.id])
-                counts["by an export"] += wrong is None
+            if (alteration.traceless or alteration.diligent) and number == reader.log.number:
+                wrong = "its signature does not show it" if reader.verify(PUBLIC_KEY) else None
+                counts["by a signature"] += wrong is None
+                if alteration.traceless and wrong is None:
+                    wrong = _compare_with_export(reader, exports[reader.id])
             else:
                 wrong = find_unnoticed(reader, alteration, encrypted=reader.log.key is not None, counts=counts)
             if wrong is not None:
@@ -438,7 +472,8 @@ def find_unnoticed(session: Session, alteration: AlteredLog, *, encrypted: bool,
     if verdict:
         return "nobody noticed"
     counts["named"] += 1
-    if alteration.first is not None and verdict.first_bad != alteration.first:
+    # A fork has the hash at which it left: of rewritten history it names its own first event, which no longer follows.
+    if alteration.first is not None and verdict.first_bad != alteration.first and not alteration.diligent:
         return f"event {verdict.first_bad} was named instead of {alteration.first}: {verdict.reason}"
     return None
 

@@ -610,7 +610,7 @@ def list_connections(store: Store) -> list[int]:
     if isinstance(store, SQLiteStore):
         return [id(store.file._writer)]
     assert isinstance(store, PostgresStore)
-    return [db.info.backend_pid for db in store.server._idle]
+    return [db.info.backend_pid for db in store.server.pool._idle]
 
 
 def use_connection(store: Store) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
@@ -262,7 +261,7 @@ def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
     """The answer to the first attempt is lost, and another process takes the name before the second."""
     with PostgresStore(database) as store, PostgresStore(database) as other:
         Session("namesake", store=store)
-        real, calls = store.server._use_connection, list[int]()
+        real, calls = store.server.pool._use_connection, list[int]()
 
         def lossy(work: Callable[[Any], Any]) -> Any:
             calls.append(1)
@@ -277,7 +276,7 @@ def test_a_deletion_done_again_spares_a_namesake(database: str) -> None:
 
             return real(lose)
 
-        store.server._use_connection = lossy  # type: ignore[method-assign]
+        store.server.pool._use_connection = lossy  # type: ignore[method-assign]
         assert store.delete("namesake")
         assert Session.open("namesake", store=other).title == "another"
         other.delete("namesake")

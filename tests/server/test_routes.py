@@ -648,6 +648,7 @@ def test_a_session_is_exported_verified_and_imported(checked_server: CheckedServ
         "checked": length,
         "first_bad": None,
         "reason": None,
+        "signed": None,
     }
     expect_error(client.post("/sessions/import", json={"data": text}), 409, "session_exists")
     made = expect_json(client.post("/sessions/import", json={"data": text, "id": "copy"}), 201)
@@ -778,7 +779,8 @@ def test_text_is_removed_held_and_erased(checked_server: CheckedServer) -> None:
     expect_error(client.delete("/sessions/s"), 409, "held")
     expect_error(client.post("/sessions/s/erase", json={"reason": "x"}), 409, "held")
     assert expect_json(client.post("/sessions/s/release"))["held"] is None
-    assert expect_json(client.post("/sessions/s/redact", json={"seq": 2, "reason": "gdpr"})) == {"seq": 2, "also": []}
+    redacted = expect_json(client.post("/sessions/s/redact", json={"seq": 2, "reason": "gdpr"}))
+    assert redacted == {"seq": 2, "also": [], "receipt": None}
     assert expect_json(client.get("/sessions/s/history"))["messages"][0]["content"] == "[erased]"
     expect_error(client.post("/sessions/s/redact", json={"seq": 999, "reason": "x"}), 400, "invalid_argument")
     expect_error(client.post("/sessions/s/redact", json={"seq": 2}), 400, "invalid_argument", "reason")

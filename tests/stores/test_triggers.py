@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,8 @@ import pytest
 from holdfast import File, Message, Session
 from holdfast.clock import Clock
 from holdfast.errors import AgentError
+from holdfast.log.chain import genesis, next_hash
+from holdfast.log.events import Row
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from tests.kit.postgres import PostgresServer
@@ -34,6 +37,7 @@ class DirectConnection(Protocol):
     refusal: type[Exception]
 
     def execute(self, statement: str, log: int) -> list[Any]: ...
+    def blob(self, data: bytes) -> str: ...
     def drop_triggers(self) -> None: ...
 
 
@@ -48,6 +52,9 @@ class DirectSQLite:
         text = statement.replace("[own]", "event >> 32 = :log").replace("[seq]", "event & 4294967295")
         text = text.replace("[columns]", "event, at, type, tokens, body, hash").replace("[next]", "event + 1000")
         return self.db.execute(text.replace(":log", str(log))).fetchall()
+
+    def blob(self, data: bytes) -> str:
+        return f"x'{data.hex()}'"
 
     def drop_triggers(self) -> None:
         for (name,) in self.db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
@@ -67,6 +74,9 @@ class DirectPostgres:
         text = text.replace("[columns]", "log, seq, at, type, tokens, body, hash").replace("[next]", "log, seq + 1000")
         found = self.db.execute(text.replace(":log", str(log)).encode())
         return found.fetchall() if found.description else []
+
+    def blob(self, data: bytes) -> str:
+        return f"'\\x{data.hex()}'::bytea"
 
     def drop_triggers(self) -> None:
         named = "SELECT tgname, tgrelid::regclass::text FROM pg_trigger WHERE NOT tgisinternal"
@@ -291,3 +301,116 @@ class TestWhoDropsTheTriggers:
         session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
         connection.drop_triggers()
         assert session.verify()
+
+
+OPEN = "INSERT INTO erasures(log, at, whole, open) VALUES(:log, 1, (1 = 1), (1 = 1))"
+CLOSE = "UPDATE erasures SET open = (1 = 0) WHERE log = :log"
+STILL_ALLOWED = ("bury an event", "delete bytes")  # by an open erasure: it removes, and `verify` misses its record
+
+
+def rewrite(connection, session, text):
+    """Rewrite a message by plain statements, and compute the chain and the head again."""
+    number, previous = session.log.number, genesis(session.log.origin)
+    for row in session.store.read(session.log):
+        body = (row.body or b"").replace(b"hi", text) if row.seq == 4 else row.body
+        row = Row(row.seq, row.at, row.type, row.header, row.tokens, body, None, row.hash)
+        previous = next_hash(previous, row) or b""
+        change = (
+            f"UPDATE events SET body = {connection.blob(body)}, tombstone = NULL, hash = {connection.blob(previous)}"
+        )
+        connection.execute(f"{change} WHERE [own] AND [seq] = {row.seq}", number)
+    connection.execute(f"UPDATE logs SET hash = {connection.blob(previous)} WHERE log = :log", number)
+
+
+class TestWhoOpensTheTriggers:
+    """A row in the table of erasures lets an erasure through, and nothing else."""
+
+    @pytest.mark.parametrize("what", [what for what in FORBIDDEN if what not in STILL_ALLOWED])
+    def test_can_alter_nothing(self, connection, what):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        connection.execute("BEGIN", 0)
+        connection.execute(OPEN, session.log.number)
+        with pytest.raises(connection.refusal, match="immutable"):
+            connection.execute(FORBIDDEN[what], session.log.number)
+        connection.execute("ROLLBACK", 0)
+        assert session.verify()
+
+    def test_cannot_rewrite_a_message_and_its_chain(self, connection):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        connection.execute("BEGIN", 0)
+        connection.execute(OPEN, session.log.number)
+        with pytest.raises(connection.refusal, match="immutable"):
+            rewrite(connection, session, b"ha")
+        connection.execute("ROLLBACK", 0)
+        assert session.messages[-1].text == "hi"
+        assert session.verify()
+
+    @pytest.mark.parametrize("whole", ["1 = 1", "1 = 0"], ids=["whole", "part"])
+    def test_is_found_out_by_verify_or_refused_at_the_end_of_the_transaction(self, connection, whole):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        connection.execute("BEGIN", 0)
+        connection.execute(OPEN.replace("1 = 1", whole, 1), session.log.number)
+        connection.execute(CLOSE, session.log.number)
+        try:
+            connection.execute("COMMIT", 0)
+        except connection.refusal:
+            assert session.verify()
+            return
+        verdict = session.verify()
+        assert not verdict
+        assert "erasure that no event records" in str(verdict.reason)
+
+    def test_who_empties_and_rewrites_a_session_is_found_out(self, connection):
+        """The only way around the triggers: bury everything, end the retention, write other events, lock it again."""
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        number, rows = session.log.number, session.store.read(session.log)
+        connection.execute("BEGIN", 0)
+        connection.execute(OPEN, number)
+        for row in rows:
+            stone = connection.blob(sha256(row.body or b"").digest())
+            connection.execute(
+                f"UPDATE events SET body = NULL, tombstone = {stone} WHERE [own] AND [seq] = {row.seq}", number
+            )
+        connection.execute("UPDATE retention SET immutable = (1 = 0) WHERE log = :log", number)
+        for row in rows:
+            back = f"UPDATE events SET body = {connection.blob(row.body or b'')}, tombstone = NULL"
+            connection.execute(f"{back} WHERE [own] AND [seq] = {row.seq}", number)
+        rewrite(connection, session, b"ha")
+        connection.execute("UPDATE retention SET immutable = (1 = 1) WHERE log = :log", number)
+        connection.execute(CLOSE, number)
+        try:
+            connection.execute("COMMIT", 0)
+        except connection.refusal:
+            assert session.messages[-1].text == "hi"
+            assert session.verify()
+            return
+        assert not Session.open("kept", store=connection.store).verify()
+
+    def test_who_buries_an_event_with_its_right_commitment_is_found_out(self, connection):
+        session = make_session(connection.store, "free")
+        before, row = session.store.read(session.log, 2, 3)
+        kept = b'{"role":"assistant","tokens":%d}' % (row.tokens - before.tokens)
+        stone = connection.blob(sha256(row.body or b"").digest() + kept)
+        connection.execute(
+            f"UPDATE events SET body = NULL, tombstone = {stone} WHERE [own] AND [seq] = 3", session.log.number
+        )
+        verdict = session.verify()
+        assert (verdict.ok, verdict.first_bad) == (False, 3)
+        assert "no event records" in str(verdict.reason)
+
+    def test_a_record_of_an_erasure_is_not_replaced(self, connection):
+        session = make_session(connection.store, "kept", ttl_days=730, immutable=True)
+        session.erase(reason="the law", actor="officer")
+        again = OPEN.replace("VALUES(:log, 1", "SELECT log, at").replace("(1 = 1))", "(1 = 1) FROM erasures")
+        statement = again if isinstance(connection, DirectPostgres) else again.replace("INSERT", "INSERT OR REPLACE")
+        with pytest.raises((connection.refusal, psycopg.errors.UniqueViolation)):
+            connection.execute(statement, session.log.number)
+
+
+def test_a_redaction_of_the_record_of_a_redaction_leaves_a_session_that_verifies(connection):
+    session = make_session(connection.store, "free")
+    session.redact(2, reason="a name that should not be here")
+    session.redact(session.events()[-1].seq, reason="asked to")
+    assert session.verify()
+    copy = Session.import_(session.export(), session_id="copy", store=connection.store)
+    assert copy.verify()

@@ -73,7 +73,9 @@ def examine(environ: Mapping[str, str], **flags: object) -> Iterator[Finding]:
     yield from _check_extras(config, environ)
     yield _check_data_directory(config)
     yield _check_store(config)
+    yield from _check_tenant_wall(config)
     yield _check_master_key(environ)
+    yield _check_signing_key()
     yield _check_token(config)
     yield _check_port(config)
     yield from _check_work_roots(config)
@@ -217,6 +219,41 @@ def _check_master_key(environ: Mapping[str, str]) -> Finding:
     except AgentError as error:
         return Finding(what="encryption", verdict="fail", text=str(error))
     return Finding(what="encryption", verdict="ok", text=f"on, with the master key {vault.fingerprint}")
+
+
+def _check_tenant_wall(config: Config) -> Iterator[Finding]:
+    """Whether PostgreSQL itself keeps the rows of tenants apart, besides the statements of the store."""
+    if not config.store.startswith(("postgresql:", "postgres:")) or find_spec("psycopg") is None:
+        return
+    import psycopg
+
+    try:
+        with psycopg.connect(config.store, connect_timeout=5) as db:
+            is_free = db.execute(
+                "SELECT rolsuper OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
+            ).fetchone()
+            walls = db.execute("SELECT count(*) FROM pg_policies WHERE schemaname = 'holdfast'").fetchone()
+    except psycopg.Error:
+        return  # the check of the store says so
+    if is_free is None or is_free[0]:
+        text = "row-level security does not hold this role, a superuser or one with BYPASSRLS: connect as another role"
+        yield Finding(what="tenants", verdict="warn", text=text)
+    elif walls is None or not walls[0]:
+        yield Finding(what="tenants", verdict="ok", text="row-level security will be on when the tables are made")
+    else:
+        yield Finding(what="tenants", verdict="ok", text="row-level security is on")
+
+
+def _check_signing_key() -> Finding:
+    from holdfast.stores.signing_keys import SigningKey
+
+    try:
+        key = SigningKey.from_environment()
+    except AgentError as error:
+        return Finding(what="signatures", verdict="fail", text=str(error))
+    if key is None:
+        return Finding(what="signatures", verdict="ok", text="off (HOLDFAST_SIGNING_KEY is not set)")
+    return Finding(what="signatures", verdict="ok", text=f"on, with the key {key.fingerprint}")
 
 
 def _check_token(config: Config) -> Finding:

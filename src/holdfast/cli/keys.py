@@ -1,10 +1,11 @@
-"""`holdfast keys`: API keys for a server."""
+"""`holdfast keys`: API keys for a server, and the key pair that signs heads."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,9 +16,9 @@ from holdfast.cli.store import open_server_store, store_option
 
 @click.group(cls=CommandGroup)
 def keys() -> None:
-    """Make, list and revoke the API keys of a server.
+    """Make, list and revoke the API keys of a server; make a signing key.
 
-    The keys are in the server's store, so a running server knows them within seconds. Exit code 0: done; 1: no such
+    The API keys are in the server's store, so a running server knows them within seconds. Exit code 0: done; 1: no such
     key; 2: the store or the input cannot be used.
     """
 
@@ -113,6 +114,26 @@ def revoke(key_id: str, url: str | None, as_json: bool) -> None:
     else:
         click.echo(f"there is no key {key_id!r}: holdfast keys list", err=True)
     sys.exit(0 if is_done else 1)
+
+
+@keys.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def signing(file: Path, as_json: bool) -> None:
+    """Make a key that signs heads, in the new FILE, and its public key in FILE.pub.
+
+    Give HOLDFAST_SIGNING_KEY=file:FILE to the servers, and the public key to those who verify. Keep FILE away from the
+    database: who has both can rewrite history and sign it.
+    """
+    from holdfast.clock import SYSTEM_CLOCK
+    from holdfast.stores.signing_keys import make_key_file
+
+    with exit_on_error("keys", as_json=as_json):
+        key = make_key_file(file, SYSTEM_CLOCK.random_bytes(32))
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "public_key": key.public_key, "fingerprint": key.fingerprint}))
+    else:
+        click.echo(f"{key.fingerprint}: the signing key is in {file}, its public key in {file}.pub")
 
 
 def _format_time(moment: str | None) -> str:

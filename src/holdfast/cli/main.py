@@ -11,6 +11,7 @@ from holdfast.cli.doctor import doctor
 from holdfast.cli.keys import keys
 from holdfast.cli.output import CommandGroup, exit_on_error, json_option
 from holdfast.cli.serve import serve
+from holdfast.cli.sign import sign
 from holdfast.cli.sweep import sweep
 from holdfast.cli.verify import verify
 
@@ -42,5 +43,5 @@ def demo(as_json: bool, keep: Path | None) -> None:
             click.echo(json.dumps({"step": step.title, "lines": step.lines}) if as_json else step.render())
 
 
-for command in (serve, keys, doctor, sweep, verify):
+for command in (serve, keys, doctor, sign, sweep, verify):
     main.add_command(command)

@@ -15,7 +15,8 @@ from holdfast.errors import InvalidArgument, LimitExceeded, ViewChanged
 from holdfast.log.arguments import check_limit
 from holdfast.log.identifiers import check_id
 from holdfast.log.messages import Message
-from holdfast.session.export import FORMATS
+from holdfast.session.export import FORMATS, read_jsonl
+from holdfast.stores.signing_keys import PublicKeys
 
 if TYPE_CHECKING:
     from holdfast.log.chain import Verification
@@ -173,10 +174,16 @@ def _format_since(since: object) -> str | None:
     raise InvalidArgument(f"since= takes a date, a datetime or an ISO string, not {type(since).__name__}")
 
 
-def verify(self: Remote) -> Flow[Verification]:
-    """Check the hash chain of the whole log; false, and naming the first bad event, if anything was altered."""
+def verify(self: Remote, public_key: str | Iterable[str] | None = None) -> Flow[Verification]:
+    """Check the hash chain of the whole log; false, and naming the first bad event, if anything was altered.
+
+    With `public_key`, one or several, the export of the session is checked here, and must be signed with one of them:
+    the verdict is then not the server's.
+    """
     from holdfast.log.chain import Verification
 
+    if public_key is not None:
+        return read_jsonl((yield from export(self))).verify(PublicKeys.of(public_key))
     found = yield get(self._path("verify"))
     return Verification(**{name: found[name] for name in Verification.__dataclass_fields__ if name in found})
 

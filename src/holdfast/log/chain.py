@@ -94,6 +94,7 @@ class Verification:
     checked: int
     first_bad: int | None = None
     reason: str | None = None
+    signed: int | None = None  # the last event that a checked signature covers
 
     def __bool__(self) -> bool:
         return self.ok

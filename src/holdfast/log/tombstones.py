@@ -22,6 +22,7 @@ _STRUCTURAL_FIELDS = {
     "agent.started": ("agent", "path", "active", "branches"),
     "approval.decided": ("call_id", "approved"),
     "approval.requested": ("call_id", "name"),
+    "event.redacted": ("seq", "erased", "tombs", "blobs"),
     "loop.ended": ("path", "iterations", "reason"),
     "message.added": ("rejected",),
     "message.queued": ("agent", "on_busy", "run"),

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
@@ -36,7 +37,9 @@ from holdfast.server.runs_under_way import RunsUnderWay
 from holdfast.server.work_dirs import served_session_class
 from holdfast.session.session import Session
 from holdfast.stores.base import Log, Store
+from holdfast.stores.signing_keys import SigningKey
 from holdfast.worker.feed import Feed
+from holdfast.worker.head_signer import Anchor, sign_heads
 from holdfast.worker.run_pool import Responder, RunPool
 from holdfast.worker.sweep import sweep
 
@@ -86,6 +89,7 @@ class Server:
         self._session_class = served_session_class(config.work_roots)
         self._lock = threading.Lock()
         self._sweeper: asyncio.Task[None] | None = None
+        self._signer: asyncio.Task[None] | None = None
 
     def _cast(self, store: Store, log: Log, agent: str | None) -> Responder:
         """Return the agent and the session object of a run. The session is cached: it holds the last prompt."""
@@ -128,6 +132,9 @@ class Server:
         self.feed.open()
         self.runs.open()
         self._sweeper = loop.create_task(self._maintain_forever())
+        key = SigningKey.from_environment()
+        if key is not None and self.config.sign_every:
+            self._signer = loop.create_task(self._sign_forever(key))
 
     def drain(self) -> None:
         """Begin no new runs, and end the streams; in the event loop."""
@@ -147,6 +154,8 @@ class Server:
         self.drain()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._signer is not None:
+            self._signer.cancel()
         await self._drain_task
         await self.feed.close()
 
@@ -159,7 +168,7 @@ class Server:
                 await self._attempt("the sweep", self._sweep)
             await self._attempt("the purge of kept answers", self._purge_answers)
 
-    async def _attempt(self, what: str, work: Callable[[], None]) -> None:
+    async def _attempt(self, what: str, work: Callable[[], object]) -> None:
         """Do a part of the maintenance. An error is reported, and the next interval tries again."""
         try:
             await off_thread(work)
@@ -179,6 +188,13 @@ class Server:
     def _purge_answers(self) -> None:
         while self.store.kv_purge(self.store.read_time()):
             pass
+
+    async def _sign_forever(self, key: SigningKey) -> None:
+        """Sign the heads that moved, at intervals. Several servers may do so: what one has signed, another leaves."""
+        anchor = Anchor(self.config.anchor) if self.config.anchor else None
+        while True:
+            await asyncio.sleep(self.config.sign_every)
+            await self._attempt("a round of signing", partial(sign_heads, self.store, key, anchor))
 
     async def unavailable_reason(self) -> str | None:
         """Return why this server should get no requests now; None if it is ready."""

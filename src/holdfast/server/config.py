@@ -166,6 +166,18 @@ class Config:
         10.0, "HOLDFAST_DRAIN", "Seconds that running turns get when the server is stopped.", least=0
     )
     sweep_every: float = _config_field(60.0, "HOLDFAST_SWEEP_EVERY", "Seconds between two sweeps; 0: none.", least=0)
+    sign_every: float = _config_field(
+        60.0,
+        "HOLDFAST_SIGN_EVERY",
+        "Seconds between two rounds of signing, if `HOLDFAST_SIGNING_KEY` is set; 0: none.",
+        least=0,
+    )
+    anchor: str = _config_field(
+        "",
+        "HOLDFAST_ANCHOR",
+        "Where signed heads are kept outside of the store: `file:/path`, or `command:` and a command.",
+        repr=False,  # a command may hold a secret
+    )
     poll: float = _config_field(
         0.25, "HOLDFAST_POLL", "Seconds between two polls for events of other servers.", least=0.01
     )
@@ -237,6 +249,8 @@ class Config:
                 f"HOLDFAST_TOKEN is too weak, or cannot be sent in a header: use at least {SHORTEST_TOKEN} letters, "
                 "digits, '-', '_' or '.'"
             )
+        if self.anchor and not re.fullmatch(r"(file|command):.*\S.*", self.anchor):
+            raise InvalidArgument("--anchor is not understood: use file:/path, or command: and a command")
         self._check_texts()
 
     def _check_texts(self) -> None:

@@ -16,6 +16,7 @@ from holdfast.memory.memory_log import USER_KIND as USER_MEMORY
 from holdfast.memory.memory_log import erase_memories_from
 from holdfast.policy.retention import Retention
 from holdfast.stores.erasure import plan_erasure, plan_redaction
+from holdfast.stores.receipts import make_receipt
 from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Redacted:
 
     seq: int  # the event that the caller named
     also: list[int] = field(default_factory=list)  # the other events whose payload was removed: they repeated its text
+    receipt: dict[str, Any] | None = field(default=None, repr=False)  # signed, if a signing key is configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class Erased:
     events: int  # number of events whose payload was removed
     user_state: bool = False  # whether the state of the user was erased too
     memories: bool = False  # whether the memories of the user were erased too
+    receipt: dict[str, Any] | None = field(default=None, repr=False)  # signed, if a signing key is configured
 
 
 class ComplianceMethods:
@@ -133,7 +136,8 @@ class ComplianceMethods:
             self._erase_called_sessions(called, data, actor or "holdfast")
             self.cache.forget_history()
             gone = sorted(each for stones in burial.tombstones.values() for each, _ in stones)
-            return Redacted(seq=seq, also=[each for each in gone if each != seq])
+            receipt = make_receipt(store, "redaction", [self.log], events=len(gone), actor=actor)
+            return Redacted(seq=seq, also=[each for each in gone if each != seq], receipt=receipt)
 
     def erase(self, *, reason: str, actor: str) -> Erased:
         """Remove every payload of this session for good, even if the session is immutable.
@@ -150,7 +154,8 @@ class ComplianceMethods:
         self._forget_memories(whole)
         count += self._erase_called_sessions(called, data, who)
         self.cache.forget_history()
-        return Erased(sessions=[self.log.id, *(log.id for log in called)], events=count)
+        receipt = make_receipt(self.store, "erasure", [self.log, *called], events=count, actor=who)
+        return Erased(sessions=[self.log.id, *(log.id for log in called)], events=count, receipt=receipt)
 
     @classmethod
     def erase_user(
@@ -184,7 +189,13 @@ class ComplianceMethods:
                     events += _erase_log(found, own, data, who)
                 found.remove(kind, own.id)
                 removed.append(kind)
-        return Erased(sessions=ids, events=events, user_state="user" in removed, memories=USER_MEMORY in removed)
+        return Erased(
+            sessions=ids,
+            events=events,
+            user_state="user" in removed,
+            memories=USER_MEMORY in removed,
+            receipt=make_receipt(found, "erasure", logs, events=events, actor=who),
+        )
 
     @classmethod
     def sweep(

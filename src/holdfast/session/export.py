@@ -9,6 +9,7 @@ import base64
 import html
 import io
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +23,7 @@ from holdfast.log.view import decode_view
 from holdfast.policy import event_rules
 from holdfast.stores import verification
 from holdfast.stores.messages import blob_names, blobs_removed, message_of
+from holdfast.stores.signing_keys import PublicKeys, SignedHead, SigningKey
 from holdfast.stores.urls import open_store
 
 if TYPE_CHECKING:
@@ -47,9 +49,19 @@ class ExportMethods:
         @property
         def title(self) -> str | None: ...
 
-    def verify(self) -> chain.Verification:
-        """Check the hash chain of the whole log. The result is false and names the first altered event, if any."""
-        return self.store.verify(self.log)
+    def verify(self, public_key: str | Iterable[str] | None = None) -> chain.Verification:
+        """Check the hash chain of the whole log. The result is false and names the first altered event, if any.
+
+        With `public_key`, one or several, the log must also have the head that was signed last with one of them. That
+        finds history that was rewritten with its whole chain, and a log that lost its end.
+        """
+        if public_key is None:
+            return self.store.verify(self.log)
+        found = self.store.verify(self.log, PublicKeys.of(public_key))
+        if not found or found.signed is not None:
+            return found
+        reason = "the log has no signed head: it is new and not signed yet, or its signature was removed"
+        return chain.Verification(ok=False, checked=found.checked, reason=reason)
 
     def export(self, format: str = "jsonl") -> str:
         """Return the whole log as JSON lines, which verify without a database; or the messages as Markdown or HTML."""
@@ -91,7 +103,7 @@ class ExportMethods:
             exported.origin,
             exported.rows,
             exported.blobs,
-            [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed_blobs})],
+            [Draft(type="session.imported", data=exported.record_data())],
             user_id=exported.user_id,
             app_name=exported.app_name,
         )
@@ -108,8 +120,13 @@ def export_jsonl(store: Store, log: Log) -> str:
     seen = set(removed)
     end = store.head(log)
     unverified = decode_view(end.view).unverified
+    key = SigningKey.from_environment()
+    before = None if key is None else store.signed_head(log)
+    hashes: dict[int, str] = {}
     for row in store.walk(log, 1, end.head):
         event = Event(row, unverified=unverified)
+        if before is not None and row.seq == before.seq:
+            hashes[row.seq] = row.hash.hex()
         line: dict[str, Any] = {
             "seq": row.seq,
             "timestamp": event.timestamp.isoformat(),
@@ -150,6 +167,10 @@ def export_jsonl(store: Store, log: Log) -> str:
                 "hash": end.hash.hex(),
             }
         lines.append(codec.encode(line, room=codec.WRAPPING_DEPTH).decode())
+    # What contradicts the last signature of its log is exported, and not signed: verify() says what is wrong with it.
+    if key is not None and (before is None or hashes.get(before.seq) == before.hash):
+        signed = key.sign_head(store.tenant, log, seq=end.head, hash=end.hash, at=store.clock.now())
+        lines.append(codec.encode({"signed": signed.to_dict()}).decode())
     return "\n".join(lines) + "\n"
 
 
@@ -181,7 +202,9 @@ class JsonlExport:
         blobs: dict[str, bytes],
         line_fields: list[dict[str, Any]],
         cut_line: int | None = None,
+        signed: SignedHead | None = None,
     ) -> None:
+        self.signed = signed  # the last line; not checked before `verify` is given keys
         self._line_fields = line_fields  # of each line, the fields that a person reads
         self._cut_line = cut_line  # the number of a last line that ends too early
         self._head: int | None = about.get("head")  # the number of the last event; None: an older holdfast wrote it
@@ -193,14 +216,38 @@ class JsonlExport:
         self.removed_blobs: list[str] = about.get("removed", [])  # digests of blobs that a redaction removed
         self.rows, self.blobs = rows, blobs
 
+    def record_data(self) -> dict[str, Any]:
+        """What the log of an imported session says of its import. A signed head that came with the file is kept as the
+        claim of its signer; this log is signed with the keys of its own store."""
+        signed = {} if self.signed is None else {"signed": self.signed.to_dict()}
+        return {"from": self.id, "blobs": self.removed_blobs} | signed
+
     @property
     def is_end_known(self) -> bool:
         """Whether the export names its last event. If not, an export without its last lines verifies."""
         return self._head is not None
 
-    def verify(self) -> chain.Verification:
+    def verify(self, keys: PublicKeys | None = None) -> chain.Verification:
         """Check the hash chain, what each event says, the bytes of every blob, and that the readable fields of each
-        line match its event."""
+        line match its event.
+
+        With keys, the last line must also be a head of the last event, signed with one of them.
+        """
+        found = self._verify_lines()
+        if not found or not keys:
+            return found
+        if self.signed is None:
+            flaw: str | None = "the file has no signed head as its last line"
+        elif (self.signed.seq, self.signed.hash) != (self.rows[-1].seq, self.rows[-1].hash.hex()):
+            flaw = f"the signed head is that of event {self.signed.seq}, not that of the last event"
+        else:
+            flaw = keys.find_flaw(self.signed)
+            flaw = flaw and f"the signed head does not count: {flaw}"
+        if flaw is None:
+            return replace(found, signed=found.checked)
+        return chain.Verification(ok=False, checked=found.checked, first_bad=found.checked + 1, reason=flaw)
+
+    def _verify_lines(self) -> chain.Verification:
         found = self._verify_chain()
         if found:
             fault = event_rules.find_fault(self.rows, self.blobs)
@@ -253,15 +300,21 @@ def read_lines(lines: Iterable[str | bytes]) -> JsonlExport:
     blobs: dict[str, bytes] = {}
     line_fields: list[dict[str, Any]] = []
     tokens = 0
+    signed: SignedHead | None = None
     for number, text_line in enumerate(lines, 1):
         if not text_line.strip():
             continue
+        if signed is not None:
+            raise InvalidArgument(f"line {number} comes after the signed head, which is the last line of an export")
         try:
             line = codec.parse(text_line, room=codec.WRAPPING_DEPTH)
         except NotJSON as error:
             if about is not None and text_line[-1:] not in ("\n", b"\n"):
                 return JsonlExport(about, rows, blobs, line_fields, cut_line=number)
             raise _bad_line_error(number, error) from error
+        if about is not None and isinstance(line, dict) and line.keys() == {"signed"}:
+            signed = SignedHead.from_dict(line["signed"])
+            continue
         try:
             about = about or _read_log_header(line)
             row = _parse_row(line, tokens)
@@ -277,7 +330,7 @@ def read_lines(lines: Iterable[str | bytes]) -> JsonlExport:
             raise _bad_line_error(number, error) from error
     if about is None:
         raise InvalidArgument("the export is empty")
-    return JsonlExport(about, rows, blobs, line_fields)
+    return JsonlExport(about, rows, blobs, line_fields, signed=signed)
 
 
 def _bad_line_error(number: int, error: Exception) -> InvalidArgument:

@@ -27,6 +27,8 @@ from holdfast.stores.append import AppendResult, Head
 from holdfast.stores.erasure import ErasurePlan as ErasurePlan  # also for memory, which may know no other store module
 from holdfast.stores.key_values import KeyValues
 from holdfast.stores.lease import Claim, Lease
+from holdfast.stores.signatures import SignedHeads
+from holdfast.stores.signing_keys import PublicKeys
 from holdfast.stores.write_faults import WriteFaults
 
 PAGE = 1000
@@ -120,7 +122,7 @@ class Fork:
     is_head: bool = False  # nothing was written after it
 
 
-class Store(SessionStore, KeyValues, WriteFaults, ABC):
+class Store(SessionStore, KeyValues, SignedHeads, WriteFaults, ABC):
     """A store of logs. Everything here blocks, is safe to call from any thread, and hands out copies."""
 
     tenant: str
@@ -490,9 +492,9 @@ class Store(SessionStore, KeyValues, WriteFaults, ABC):
         segments = [piece for first, last in ranges for piece in log.segments(first, last or MAX_SEQ)]
         return self._search(log, words, segments, limit)
 
-    def verify(self, log: Log) -> chain.Verification:
-        """Check the chain from the first event of the first ancestor to the head."""
-        return verification.verify(self, log)
+    def verify(self, log: Log, keys: PublicKeys | None = None) -> chain.Verification:
+        """Check the chain from the first event of the first ancestor to the head; with keys, its signed head too."""
+        return verification.verify(self, log, keys)
 
     def require(self, kind: str, id: str) -> Log:
         log = self.find(kind, id)

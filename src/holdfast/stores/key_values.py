@@ -16,7 +16,7 @@ from holdfast.log.identifiers import check_id, check_name
 if TYPE_CHECKING:
     from holdfast.stores.memory_reads import SharedLogs
     from holdfast.stores.postgres_connections import Connection as PostgresConnection
-    from holdfast.stores.postgres_connections import PostgresServer
+    from holdfast.stores.postgres_tenants import TenantConnections
     from holdfast.stores.sqlite_connections import Connection as SQLiteConnection
     from holdfast.stores.sqlite_connections import SQLiteFile
 
@@ -189,7 +189,7 @@ class PostgresKeyValues(KeyValues):
 
     tenant: str
     clock: Clock
-    server: PostgresServer
+    server: TenantConnections
 
     def kv_put(
         self, space: str, key: str, value: bytes, *, only_new: bool = False, expires: int | None = None
@@ -240,4 +240,4 @@ class PostgresKeyValues(KeyValues):
         return self.server.transaction(job)
 
     def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
-        return len(self.server.fetch(PG_PURGE, (now, limit)))
+        return len(self.server.for_tenant(None).fetch(PG_PURGE, (now, limit)))

@@ -13,8 +13,10 @@ from holdfast.errors import SessionNotFound, StoreClosed
 from holdfast.log.events import INDEXED_TYPES, MESSAGE_TYPES, Row
 from holdfast.log.view import decode_view
 from holdfast.stores.append import Head, IdempotencyRecord, RetentionRow
-from holdfast.stores.base import MAX_SEQ, Info, Log, Store
+from holdfast.stores.base import MAX_SEQ, Info, Log, Store, TenantLog
 from holdfast.stores.rows import check_deleted_id, index_text
+from holdfast.stores.signatures import HeadToSign
+from holdfast.stores.signing_keys import SignedHead
 
 
 class LogInMemory:
@@ -34,6 +36,8 @@ class LogInMemory:
         self.words: dict[int, frozenset[str]] = {}
         self.retention_row: RetentionRow | None = None
         self.due: int | None = None  # time of the next sweep
+        self.signed: SignedHead | None = None
+        self.is_anchored = True
 
 
 class ClosedLock:
@@ -104,6 +108,37 @@ class MemoryReads(Store):
         with self._memory.lock:
             kept = self._memory.logs.get(number)
             return kept.log.id if kept is not None and kept.tenant == self.tenant and not kept.deleted else None
+
+    def logs_after(self, number: int, *, limit: int) -> list[TenantLog]:
+        with self._memory.lock:
+            found = [
+                TenantLog(kept.tenant, kept.log)
+                for each, kept in sorted(self._memory.logs.items())
+                if each > number and not kept.deleted and self.tenant in ("", kept.tenant)
+            ]
+            return found[:limit]
+
+    def heads_to_sign(self, *, after: int = 0, limit: int = 1000) -> list[HeadToSign]:
+        with self._memory.lock:
+            found = []
+            for number, kept in sorted(self._memory.logs.items()):
+                signed, head = kept.signed, kept.head
+                is_current = signed is not None and (signed.seq, signed.hash) == (head.head, head.hash.hex())
+                is_ours = number > after and not kept.deleted and self.tenant in ("", kept.tenant)
+                if is_ours and not (is_current and kept.is_anchored):
+                    found.append(HeadToSign(kept.tenant, kept.log, head.head, head.hash, signed))
+            return found[:limit]
+
+    def put_signatures(self, signed: Sequence[tuple[int, SignedHead]], *, anchored: bool) -> None:
+        with self._memory.lock:
+            for number, each in signed:
+                kept = self._memory.logs.get(number)
+                if kept is not None and (kept.signed is None or kept.signed.seq <= each.seq):
+                    kept.signed, kept.is_anchored = each, anchored
+
+    def signed_head(self, log: Log) -> SignedHead | None:
+        with self._memory.lock:
+            return self._require_log(log).signed
 
     def info(self, log: Log) -> Info:
         with self._memory.lock:

@@ -7,10 +7,11 @@ stored once as well.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.crashpoints import crashpoint
@@ -49,6 +50,7 @@ from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.places import Call, Places
 from holdfast.stores.postgres_connections import MAX_CONNECTIONS, STRIPES, Connection, DatabaseError, PostgresServer
 from holdfast.stores.postgres_statements import SQL
+from holdfast.stores.postgres_tenants import TenantConnections
 from holdfast.stores.rows import INDEX_BATCH, head_columns, head_from_columns, index_text, session_columns
 from holdfast.stores.sql_reads import SQLConnection
 from holdfast.stores.sql_store import AppendStamp, SQLStore
@@ -61,7 +63,7 @@ MAX_CACHED = 10_000
 class _HeadCache:
     """The heads that this process saw last. A head may be old: the statement that uses it checks it."""
 
-    def __init__(self, server: PostgresServer) -> None:
+    def __init__(self, server: TenantConnections) -> None:
         self._server = server
 
     def lock(self, number: int) -> Places:
@@ -98,9 +100,8 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     ) -> None:
         super().__init__(clock=clock, limits=limits, tenant=tenant)
         self._keys = Keys(key)
-        self.server = PostgresServer(
-            dsn, connections=connections, patience=patience, clock=SYSTEM_CLOCK, stopwatch=clock
-        )
+        server = PostgresServer(dsn, connections=connections, patience=patience, clock=SYSTEM_CLOCK, stopwatch=clock)
+        self.server = TenantConnections(server, tenant)
         self._heads = _HeadCache(self.server)
         try:
             if key is not None:
@@ -114,6 +115,16 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     def __repr__(self) -> str:
         return "PostgresStore(…)"  # the connection string may hold a password
 
+    def for_tenant(self, tenant: str) -> Self:
+        bound = super().for_tenant(tenant)
+        bound.server = self.server.for_tenant(tenant)
+        return bound
+
+    def _across_tenants(self) -> Self:
+        open_store = copy.copy(self)
+        open_store.server = self.server.for_tenant(None)
+        return open_store
+
     def close(self) -> None:
         self.server.close()
 
@@ -123,7 +134,7 @@ class PostgresStore(PostgresKeyValues, SQLStore):
 
     @property
     def write_fault(self) -> StoreError | None:
-        return self.server.write_fault
+        return self.server.pool.write_fault
 
     # -- the database's own way --------------------------------------------------------------------------------------
 
@@ -180,7 +191,7 @@ class PostgresStore(PostgresKeyValues, SQLStore):
         return number, seq
 
     def heads(self, numbers: Sequence[int]) -> dict[int, int]:
-        return dict(self.server.fetch(SQL.HEADS, (list(numbers),)))
+        return dict(self._across_tenants().server.fetch(SQL.HEADS, (list(numbers),)))
 
     def _lock_master(self, db: SQLConnection) -> None:
         db.execute(SQL.LOCK_MASTER_KEY)

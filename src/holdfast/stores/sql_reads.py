@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from holdfast.errors import SessionNotFound
 from holdfast.log.events import MESSAGE_TYPES, Row
@@ -56,6 +56,10 @@ class SQLReads(Store):
     @abstractmethod
     def _lease_from_columns(self, columns: Sequence[Any]) -> Lease | None: ...
 
+    def _across_tenants(self) -> Self:
+        """This store, for a statement that is meant for the rows of every tenant, or says itself for which."""
+        return self
+
     def _key(self, db: SQLConnection, number: int) -> DataKey | None:
         """The key of a log, read inside a transaction; None if the log is not encrypted."""
         if not self._keys.has_master:
@@ -71,11 +75,11 @@ class SQLReads(Store):
     # -- sweep, run queue, leases --------------------------------------------------------------------------------------
 
     def due_for_sweep(self, now: int, *, limit: int) -> list[TenantLog]:
-        rows = self._fetch_all(self.sql.DUE_FOR_SWEEP, (now, self.tenant, self.tenant, limit))
+        rows = self._across_tenants()._fetch_all(self.sql.DUE_FOR_SWEEP, (now, self.tenant, self.tenant, limit))
         return [TenantLog(row[12], log_from_columns(row)) for row in rows]
 
     def logs_with_queued_runs(self, *, after: int = 0, limit: int = 100) -> list[TenantLog]:
-        rows = self._fetch_all(self.sql.RUN_QUEUE, (after, self.tenant, self.tenant, limit))
+        rows = self._across_tenants()._fetch_all(self.sql.RUN_QUEUE, (after, self.tenant, self.tenant, limit))
         return [TenantLog(row[12], log_from_columns(row), self._lease_from_columns(row[13:])) for row in rows]
 
     def _lease(self, db: SQLConnection, number: int) -> Lease | None:

@@ -49,7 +49,8 @@ from holdfast.stores.rows import (
     replay_rows,
     session_row,
 )
-from holdfast.stores.sql_reads import SQLConnection, SQLReads
+from holdfast.stores.sql_reads import SQLConnection
+from holdfast.stores.sql_signatures import SQLSignatures
 
 T = TypeVar("T")
 
@@ -90,7 +91,7 @@ class NewLogStamp:
         return self._drawn
 
 
-class SQLStore(SQLReads):
+class SQLStore(SQLSignatures):
     """A store in a SQL database. Subclasses: `SQLiteStore`, `PostgresStore`."""
 
     # -- what a database does in its own way -------------------------------------------------------------------------
@@ -190,7 +191,7 @@ class SQLStore(SQLReads):
             db.execute(self.sql.SET_MASTER, (rotation.fingerprint,))
             return len(changed)
 
-        done = self._long_transaction(job)
+        done = self._across_tenants()._long_transaction(job)
         self._keys.use_rotation(rotation)
         self.tidy()
         return done
@@ -390,7 +391,7 @@ class SQLStore(SQLReads):
                 if lease is not None and lease.is_alive:
                     raise SessionBusy(log.id, retry_after=lease.remaining)
                 for number in burial.tombstones:
-                    db.execute(self.sql.ADD_ERASURE, (number, stamp.at))
+                    db.execute(self.sql.ADD_ERASURE, (number, stamp.at, number, number in burial.whole_logs))
             self._erase_parts(db, burial)
             for other, notice, moment in notices:
                 self._append_in(db, other, notice, moment)

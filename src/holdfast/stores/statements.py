@@ -15,7 +15,7 @@ from typing import Any
 _TABLE = re.compile(
     r"\b(FROM|JOIN|INTO|UPDATE|TABLE) "
     r"(blobs|erasures|events|indexed|key_values|leases|lineage|logs|master_key|names|once|retention|run_queue|sessions"
-    r"|snapshots|words)\b"
+    r"|signatures|snapshots|words)\b"
 )
 _ROW_LOCK = re.compile(r" FOR (UPDATE|SHARE)( OF \w+)?$")
 
@@ -120,9 +120,13 @@ class Statements:
         "DELETE FROM indexed WHERE log = ?",
         "DELETE FROM retention WHERE log = ?",
         "DELETE FROM run_queue WHERE log = ?",
+        "DELETE FROM signatures WHERE log = ?",
         "DELETE FROM logs WHERE log = ?",
     )
-    ADD_ERASURE = "INSERT INTO erasures VALUES(?,?,TRUE) ON CONFLICT DO NOTHING"
+    # One row for each erasure, also when the clock stands still: a row is never used again.
+    ADD_ERASURE = """INSERT INTO erasures(log, at, whole, open)
+        VALUES(?, greatest(?, coalesce((SELECT max(at) + 1 FROM erasures WHERE log = ?), 0)), ?, TRUE)"""
+    ERASURES = "SELECT whole FROM erasures WHERE log = ?"
     CLOSE_ERASURE = "UPDATE erasures SET open = FALSE WHERE log = ? AND open"
     FORGET_OWNER = "UPDATE sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL WHERE log = ?"
     ERASE_WHOLE: tuple[str, ...] = (
@@ -131,6 +135,18 @@ class Statements:
         "DELETE FROM blobs WHERE log = ?",
         "DELETE FROM indexed WHERE log = ?",
     )
+
+    # Signatures
+    LOGS_AFTER = f"""SELECT {_LOG_COLUMNS}, l.tenant {_LOG_TABLES}
+        WHERE l.log > ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?) ORDER BY l.log LIMIT ?"""
+    HEADS_TO_SIGN = f"""SELECT {_LOG_COLUMNS}, l.tenant, l.head, l.hash, g.seq, g.hash, g.at, g.key, g.signature
+        {_LOG_TABLES} LEFT JOIN signatures g ON g.log = l.log
+        WHERE l.log > ? AND l.id IS NOT NULL AND (? = '' OR l.tenant = ?)
+          AND (g.log IS NULL OR g.seq <> l.head OR g.hash <> l.hash OR NOT g.anchored) ORDER BY l.log LIMIT ?"""
+    SIGNATURE = "SELECT seq, hash, at, key, signature FROM signatures WHERE log = ?"
+    PUT_SIGNATURE = """INSERT INTO signatures AS g SELECT ?,?,?,?,?,?,? FROM logs WHERE log = ?
+        ON CONFLICT(log) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, at = excluded.at, key = excluded.key,
+        signature = excluded.signature, anchored = excluded.anchored WHERE excluded.seq >= g.seq"""
 
     # Keys
     KEY = "SELECT uid, key FROM logs WHERE log = ?"

@@ -37,6 +37,7 @@ from holdfast.stores.append import Head
 from holdfast.stores.base import Log, SessionStore, Store, TenantLog
 from holdfast.stores.lease import Claim, encode_holder, lease_seconds
 from holdfast.stores.lease_renewal import Renewal, report_takeover
+from holdfast.stores.receipts import sign_purges
 from holdfast.stores.urls import open_store
 
 BATCH = 200
@@ -66,6 +67,7 @@ class SweepReport:
     busy: bool = False
     looked: int = 0
     sessions: list[SweptSession] = field(default_factory=list)
+    receipts: list[dict[str, Any]] = field(default_factory=list)  # of purges, if a signing key is configured
 
     @property
     def archived(self) -> list[str]:
@@ -217,7 +219,12 @@ class _Sweeper:
         done = report.sessions[before:]
         acts = {act: sum(each.act == act for each in done) for act in ("archived", "purged", "kept")}
         if acts["archived"] or acts["purged"]:
-            self.store.append(self.log, [Draft(type="sweep.finished", data=acts)], epoch=self.epoch)
+            gone = {(each.tenant, each.id) for each in done if each.act == "purged"}
+            receipt = sign_purges(self.store, [each for each in purges if (each["tenant"], each["id"]) in gone])
+            signed = {} if receipt is None else {"receipt": receipt}
+            self.store.append(self.log, [Draft(type="sweep.finished", data=acts | signed)], epoch=self.epoch)
+            if receipt is not None:
+                report.receipts.append(receipt)
 
     def _tombstone(self, due: TenantLog, head: Head) -> dict[str, Any]:
         """Return what stays of a purged session: the hash of its head, which no other log can have."""

@@ -15,6 +15,7 @@ from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.routes.imports import import_session
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, json_response, session_dict
+from holdfast.stores.signing_keys import PublicKeys
 
 router = APIRouter(route_class=StrictRoute, tags=["keeping"], responses=ERRORS)
 _MEDIA = {"jsonl": "application/x-ndjson", "markdown": "text/markdown", "html": "text/html"}
@@ -68,8 +69,10 @@ def post_import(caller: Writer, server: Serving, request: Request, body: request
     response_model=responses.Verification,
 )
 def verify_session(caller: Reader, session_id: SessionId) -> Response:
-    """Check the hash chain of the whole log; names the first event that fails."""
-    return json_response(asdict(caller.open_session(session_id).verify()))
+    """Check the hash chain of the whole log, and its signed head if the server knows a public key; names the first
+    event that fails. `signed` is the last event that a signature covers; null while the session is not signed yet."""
+    session = caller.open_session(session_id)
+    return json_response(asdict(session.store.verify(session.log, PublicKeys.from_environment())))
 
 
 @router.get(

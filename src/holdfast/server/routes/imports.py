@@ -99,7 +99,7 @@ def _import_export(store: Store, id: str, exported: JsonlExport, user_id: str | 
         exported.origin,
         exported.rows,
         exported.blobs,
-        [Draft(type="session.imported", data={"from": exported.id, "blobs": exported.removed_blobs})],
+        [Draft(type="session.imported", data=exported.record_data())],
         user_id=user_id,
         app_name=app_name,
     )

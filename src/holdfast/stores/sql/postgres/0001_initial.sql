@@ -127,18 +127,91 @@ CREATE INDEX retention_by_due ON holdfast.retention(due) WHERE due IS NOT NULL;
 CREATE TABLE holdfast.erasures(             -- legal erasures, which the triggers let through; rows are never removed
     log BIGINT NOT NULL,
     at BIGINT NOT NULL,
+    whole BOOLEAN NOT NULL,                 -- true: the whole log is erased; false: only what repeats another log
     open BOOLEAN NOT NULL,                  -- true only inside the transaction that erases
     PRIMARY KEY(log, at)
 );
 
--- Whether a log is immutable and its retention has not ended. The triggers below refuse changes that are made by hand.
--- Verification of the hash chain finds changes that were made after the triggers were removed.
+-- The last signed head of each log. It outlives redactions and erasures, which change no hash.
+CREATE TABLE holdfast.signatures(
+    log BIGINT PRIMARY KEY,
+    seq BIGINT NOT NULL,
+    hash BYTEA NOT NULL,
+    at BIGINT NOT NULL,
+    key TEXT NOT NULL,                      -- fingerprint of the public key
+    signature BYTEA NOT NULL,
+    anchored BOOLEAN NOT NULL               -- false: the anchor has not taken it yet
+);
+
+-- Whether a log is immutable and its retention has not ended. The triggers below refuse changes that are made by hand,
+-- whatever the table of erasures says: an open erasure allows to bury events and to drop bytes, never to rewrite, move
+-- or remove an event. A person who removes the triggers can rewrite a log and its chain; only a signed head shows that.
 CREATE FUNCTION holdfast.is_locked(BIGINT) RETURNS BOOLEAN LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
         SELECT 1 FROM holdfast.retention k
         WHERE k.log = $1 AND k.immutable
-          AND (k.ttl IS NULL OR k.active + k.ttl > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
-          AND NOT EXISTS (SELECT 1 FROM holdfast.erasures e WHERE e.log = k.log AND e.open))
+          AND (k.ttl IS NULL OR k.active + k.ttl > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint))
+$$;
+
+CREATE FUNCTION holdfast.is_being_erased(BIGINT) RETURNS BOOLEAN LANGUAGE sql VOLATILE AS $$
+    SELECT EXISTS (SELECT 1 FROM holdfast.erasures e WHERE e.log = $1 AND e.open)
+$$;
+
+-- Whether the whole content of a log is erased inside this transaction: its retention ends with it.
+CREATE FUNCTION holdfast.is_emptied(BIGINT) RETURNS BOOLEAN LANGUAGE sql VOLATILE AS $$
+    SELECT EXISTS (SELECT 1 FROM holdfast.erasures e WHERE e.log = $1 AND e.open AND e.whole)
+        AND NOT EXISTS (
+            SELECT 1 FROM holdfast.events v WHERE v.log = $1 AND v.body IS NOT NULL AND v.type <> 'session.erased')
+$$;
+
+CREATE FUNCTION holdfast.refuse_rewriting() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF holdfast.is_locked(OLD.log) AND NOT (
+        holdfast.is_being_erased(OLD.log)
+        AND NEW.body IS NULL AND NEW.tombstone IS NOT NULL AND NEW.log = OLD.log AND NEW.seq = OLD.seq
+        AND NEW.at = OLD.at AND NEW.type = OLD.type AND NEW.header IS NOT DISTINCT FROM OLD.header
+        AND NEW.tokens = OLD.tokens AND NEW.hash = OLD.hash
+        AND NEW.changes_view IS NOT DISTINCT FROM OLD.changes_view
+        AND (OLD.body IS NOT NULL OR substr(NEW.tombstone, 1, 32) = substr(OLD.tombstone, 1, 32))
+    ) THEN
+        RAISE EXCEPTION 'holdfast: this session is immutable' USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+CREATE FUNCTION holdfast.refuse_dropping_bytes() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF holdfast.is_locked(OLD.log) AND NOT holdfast.is_being_erased(OLD.log) THEN
+        RAISE EXCEPTION 'holdfast: this session is immutable' USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN OLD;
+END
+$$;
+
+CREATE FUNCTION holdfast.refuse_weaker_retention() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF holdfast.is_locked(OLD.log) AND NOT (NEW.log = OLD.log AND holdfast.is_emptied(OLD.log)) THEN
+        RAISE EXCEPTION 'holdfast: this session is immutable' USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN NEW;
+END
+$$;
+
+-- At the end of its transaction, an erasure is closed and the log has the event that records it. A deleted log records
+-- nothing any more: the session that still reads from it does.
+CREATE FUNCTION holdfast.refuse_unrecorded_erasure() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF holdfast.is_being_erased(NEW.log)
+        OR EXISTS (SELECT 1 FROM holdfast.retention k WHERE k.log = NEW.log)
+        AND EXISTS (SELECT 1 FROM holdfast.logs l WHERE l.log = NEW.log AND l.id IS NOT NULL)
+        AND NOT EXISTS (
+            SELECT 1 FROM holdfast.events v
+            WHERE v.log = NEW.log AND (v.type = 'session.erased' OR v.type = 'event.redacted' AND NOT NEW.whole)) THEN
+        RAISE EXCEPTION 'holdfast: an erasure needs the event that records it' USING ERRCODE = 'restrict_violation';
+    END IF;
+    RETURN NULL;
+END
 $$;
 
 CREATE FUNCTION holdfast.refuse_if_locked() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -166,11 +239,15 @@ BEGIN
 END
 $$;
 
-CREATE TRIGGER events_no_change BEFORE DELETE OR UPDATE ON holdfast.events
+CREATE TRIGGER events_no_delete BEFORE DELETE ON holdfast.events
     FOR EACH ROW EXECUTE FUNCTION holdfast.refuse_if_locked();
+CREATE TRIGGER events_no_update BEFORE UPDATE ON holdfast.events
+    FOR EACH ROW EXECUTE FUNCTION holdfast.refuse_rewriting();
 CREATE TRIGGER events_no_truncate BEFORE TRUNCATE ON holdfast.events
     FOR EACH STATEMENT EXECUTE FUNCTION holdfast.refuse_truncate();
-CREATE TRIGGER blobs_no_change BEFORE DELETE OR UPDATE ON holdfast.blobs
+CREATE TRIGGER blobs_no_delete BEFORE DELETE ON holdfast.blobs
+    FOR EACH ROW EXECUTE FUNCTION holdfast.refuse_dropping_bytes();
+CREATE TRIGGER blobs_no_update BEFORE UPDATE ON holdfast.blobs
     FOR EACH ROW EXECUTE FUNCTION holdfast.refuse_if_locked();
 CREATE TRIGGER blobs_no_truncate BEFORE TRUNCATE ON holdfast.blobs
     FOR EACH STATEMENT EXECUTE FUNCTION holdfast.refuse_truncate();
@@ -188,13 +265,16 @@ CREATE TRIGGER retention_no_delete BEFORE DELETE ON holdfast.retention
 CREATE TRIGGER retention_no_update BEFORE UPDATE ON holdfast.retention
     FOR EACH ROW WHEN (NEW.log <> OLD.log OR NOT NEW.immutable OR NEW.active < OLD.active
         OR (NEW.ttl IS NOT NULL AND (OLD.ttl IS NULL OR NEW.ttl < OLD.ttl)))
-    EXECUTE FUNCTION holdfast.refuse_if_locked();
+    EXECUTE FUNCTION holdfast.refuse_weaker_retention();
 CREATE TRIGGER retention_no_truncate BEFORE TRUNCATE ON holdfast.retention
     FOR EACH STATEMENT EXECUTE FUNCTION holdfast.refuse_truncate();
 CREATE TRIGGER erasures_no_delete BEFORE DELETE ON holdfast.erasures
     FOR EACH ROW EXECUTE FUNCTION holdfast.refuse_always();
 CREATE TRIGGER erasures_no_update BEFORE UPDATE ON holdfast.erasures
-    FOR EACH ROW WHEN (NEW.open OR NEW.log <> OLD.log OR NEW.at <> OLD.at) EXECUTE FUNCTION holdfast.refuse_always();
+    FOR EACH ROW WHEN (NEW.open OR NEW.log <> OLD.log OR NEW.at <> OLD.at OR NEW.whole <> OLD.whole)
+    EXECUTE FUNCTION holdfast.refuse_always();
+CREATE CONSTRAINT TRIGGER erasures_are_recorded AFTER INSERT ON holdfast.erasures
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION holdfast.refuse_unrecorded_erasure();
 CREATE TRIGGER erasures_no_truncate BEFORE TRUNCATE ON holdfast.erasures
     FOR EACH STATEMENT EXECUTE FUNCTION holdfast.refuse_always();
 
@@ -214,3 +294,15 @@ CREATE TABLE holdfast.run_queue(
     log BIGINT PRIMARY KEY,
     since BIGINT NOT NULL
 );
+
+-- The second wall between tenants: see postgres_tenants.py. FORCE, because the store is the owner of its tables. Rows of
+-- the other tables are found by the number of a log, which only these tables give.
+CREATE FUNCTION holdfast.is_visible(TEXT) RETURNS BOOLEAN LANGUAGE sql STABLE AS $$
+    SELECT current_setting('holdfast.tenant', true) IN ('tenant:' || $1, 'every')
+$$;
+ALTER TABLE holdfast.logs ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+ALTER TABLE holdfast.sessions ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+ALTER TABLE holdfast.key_values ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE POLICY tenant ON holdfast.logs USING (holdfast.is_visible(tenant));
+CREATE POLICY tenant ON holdfast.sessions USING (holdfast.is_visible(tenant));
+CREATE POLICY tenant ON holdfast.key_values USING (holdfast.is_visible(tenant));

@@ -123,17 +123,37 @@ CREATE INDEX retention_by_due ON retention(due) WHERE due IS NOT NULL;
 CREATE TABLE erasures(                      -- legal erasures, which the triggers let through; rows are never removed
     log INTEGER NOT NULL,
     at INTEGER NOT NULL,
+    whole INTEGER NOT NULL,                 -- 1: the whole log is erased; 0: only what repeats another log
     open INTEGER NOT NULL,                  -- 1 only inside the transaction that erases
     PRIMARY KEY(log, at)
 ) STRICT, WITHOUT ROWID;
 
--- Immutable logs whose retention has not ended. The triggers below refuse changes that are made by hand. Verification
--- of the hash chain finds changes that were made after the triggers were removed.
+-- The last signed head of each log. It outlives redactions and erasures, which change no hash.
+CREATE TABLE signatures(
+    log INTEGER PRIMARY KEY,
+    seq INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    at INTEGER NOT NULL,
+    key TEXT NOT NULL,                      -- fingerprint of the public key
+    signature BLOB NOT NULL,
+    anchored INTEGER NOT NULL               -- 0: the anchor has not taken it yet
+) STRICT;
+
+-- Immutable logs whose retention has not ended. The triggers below refuse changes that are made by hand, whatever the
+-- table of erasures says: an open erasure allows to bury events and to drop bytes, never to rewrite, move or remove an
+-- event. A person who removes the triggers can rewrite a log and its chain; only a signed head shows that.
 CREATE VIEW locked AS
     SELECT k.log AS log FROM retention k
     WHERE k.immutable
-      AND (k.ttl IS NULL OR k.active + k.ttl > CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER))
-      AND NOT EXISTS (SELECT 1 FROM erasures e WHERE e.log = k.log AND e.open);
+      AND (k.ttl IS NULL OR k.active + k.ttl > CAST((julianday('now') - 2440587.5) * 86400000000.0 AS INTEGER));
+
+-- Logs whose whole content is erased inside this transaction: their retention ends with it.
+CREATE VIEW emptied AS
+    SELECT e.log AS log FROM erasures e
+    WHERE e.open AND e.whole AND NOT EXISTS (
+        SELECT 1 FROM events v
+        WHERE v.event BETWEEN (e.log << 32) AND (e.log << 32 | 4294967295)
+          AND v.body IS NOT NULL AND v.type <> 'session.erased');
 
 CREATE TRIGGER events_no_delete BEFORE DELETE ON events
 WHEN EXISTS (SELECT 1 FROM locked WHERE log = OLD.event >> 32)
@@ -141,10 +161,16 @@ BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 
 CREATE TRIGGER events_no_update BEFORE UPDATE ON events
 WHEN EXISTS (SELECT 1 FROM locked WHERE log IN (OLD.event >> 32, NEW.event >> 32))
+    AND NOT (EXISTS (SELECT 1 FROM erasures e WHERE e.log = OLD.event >> 32 AND e.open)
+             AND NEW.body IS NULL AND NEW.tombstone IS NOT NULL AND NEW.event = OLD.event AND NEW.at = OLD.at
+             AND NEW.type = OLD.type AND NEW.header IS OLD.header AND NEW.tokens = OLD.tokens AND NEW.hash = OLD.hash
+             AND NEW.changes_view IS OLD.changes_view
+             AND (OLD.body IS NOT NULL OR substr(NEW.tombstone, 1, 32) = substr(OLD.tombstone, 1, 32)))
 BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 
 CREATE TRIGGER blobs_no_delete BEFORE DELETE ON blobs
 WHEN EXISTS (SELECT 1 FROM locked WHERE log = OLD.log)
+    AND NOT EXISTS (SELECT 1 FROM erasures e WHERE e.log = OLD.log AND e.open)
 BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 
 CREATE TRIGGER blobs_no_update BEFORE UPDATE ON blobs
@@ -180,19 +206,25 @@ CREATE TRIGGER retention_no_update BEFORE UPDATE ON retention
 WHEN (NEW.log <> OLD.log OR NOT NEW.immutable OR NEW.active < OLD.active
       OR (NEW.ttl IS NOT NULL AND (OLD.ttl IS NULL OR NEW.ttl < OLD.ttl)))
     AND EXISTS (SELECT 1 FROM locked WHERE log IN (OLD.log, NEW.log))
+    AND NOT (NEW.log = OLD.log AND EXISTS (SELECT 1 FROM emptied WHERE log = OLD.log))
 BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 
 CREATE TRIGGER retention_no_replace BEFORE INSERT ON retention
 WHEN EXISTS (SELECT 1 FROM locked l JOIN retention o ON o.log = l.log WHERE o.log = NEW.log
              AND (NOT NEW.immutable OR NEW.active < o.active
                   OR (NEW.ttl IS NOT NULL AND (o.ttl IS NULL OR NEW.ttl < o.ttl))))
+    AND NOT EXISTS (SELECT 1 FROM emptied WHERE log = NEW.log)
 BEGIN SELECT RAISE(ABORT, 'holdfast: this session is immutable'); END;
 
 CREATE TRIGGER erasures_no_delete BEFORE DELETE ON erasures
 BEGIN SELECT RAISE(ABORT, 'holdfast: a record of an erasure is never removed'); END;
 
 CREATE TRIGGER erasures_no_update BEFORE UPDATE ON erasures
-WHEN NEW.open OR NEW.log <> OLD.log OR NEW.at <> OLD.at
+WHEN NEW.open OR NEW.log <> OLD.log OR NEW.at <> OLD.at OR NEW.whole <> OLD.whole
+BEGIN SELECT RAISE(ABORT, 'holdfast: a record of an erasure is never changed'); END;
+
+CREATE TRIGGER erasures_no_replace BEFORE INSERT ON erasures
+WHEN EXISTS (SELECT 1 FROM erasures WHERE log = NEW.log AND at = NEW.at)
 BEGIN SELECT RAISE(ABORT, 'holdfast: a record of an erasure is never changed'); END;
 
 CREATE TABLE key_values(                    -- small values of the server: API keys, responses to repeated requests
