@@ -242,9 +242,13 @@ class Config:
         """Open the store; create the data directory, readable by this user only, if the store is in it."""
         from holdfast.stores.urls import open_store
 
+        self.make_store_directory()
+        return open_store(self.store)
+
+    def make_store_directory(self) -> None:
+        """Create the data directory if the store is in it."""
         if self.data and self.store.startswith(f"sqlite:///{Path(self.data).absolute()}"):
             self.make_data_directory()
-        return open_store(self.store)
 
     def make_data_directory(self) -> Path:
         path = Path(self.data)

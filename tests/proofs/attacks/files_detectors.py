@@ -2,6 +2,118 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
-DETECTORS: dict[str, Callable[[int], list[str]]] = {}
+import apsw
+
+from holdfast import Message, Session
+from holdfast.errors import StoreError
+from holdfast.stores import SQLiteStore
+from holdfast.stores.restoration import restore_database
+from tests.kit.file_modes import ModeVFS
+from tests.kit.sqlite_faults import FaultVFS
+
+PATIENCE = 20.0  # seconds for a copy that takes less than one
+
+
+def back_up_under_load(seed: int) -> list[str]:
+    """A copy ends while another connection writes without a pause."""
+    with tempfile.TemporaryDirectory() as name:
+        path, is_over = Path(name) / "a.db", threading.Event()
+        with SQLiteStore(path) as store, SQLiteStore(path) as other:
+            Session("large", store=store).add_messages([Message.user("x" * 100_000) for _ in range(240)])
+            session = Session("written", store=other)
+
+            def write() -> None:
+                while not is_over.is_set():
+                    session.add_message(Message.user("x"))
+
+            def copy() -> None:
+                store.backup(path.with_name("copy.db"))
+
+            writing = threading.Thread(target=write, daemon=True)
+            copying = threading.Thread(target=copy, daemon=True)
+            writing.start()
+            copying.start()
+            copying.join(PATIENCE)
+            is_alive = copying.is_alive()
+            is_over.set()
+            writing.join()
+            copying.join()
+        if is_alive:
+            return ["the copy did not end while rows were written"]
+        with SQLiteStore(path.with_name("copy.db")) as found:
+            return [] if Session.open("large", store=found).verify() else ["the copy does not verify"]
+
+
+def watch_file_modes(seed: int) -> list[str]:
+    """No file of a store or of its copy can be read by others, at no moment."""
+    before = os.umask(0)
+    try:
+        with (
+            tempfile.TemporaryDirectory() as name,
+            ModeVFS() as vfs,
+            SQLiteStore(Path(name) / "a.db", vfs=vfs.name) as store,
+        ):
+            Session("s", store=store).add_message(Message.user("a secret"))
+            store.backup(Path(name) / "copy.db")
+            seen = [*vfs.modes, *((file.name, file.stat().st_mode & 0o777) for file in Path(name).iterdir())]
+            return [f"{file} had mode {mode:o}" for file, mode in seen if mode != 0o600]
+    finally:
+        os.umask(before)
+
+
+def break_backups(seed: int) -> list[str]:
+    """A copy that fails leaves no file behind, and one that would replace a file is refused."""
+    complaints = []
+    with (
+        tempfile.TemporaryDirectory() as name,
+        FaultVFS() as vfs,
+        SQLiteStore(Path(name) / "a.db", vfs=vfs.name) as store,
+    ):
+        Session("s", store=store).add_messages([Message.user("x" * 10_000) for _ in range(20)])
+        copy = Path(name) / "copy.db"
+        for at in (0, 3, 10):
+            vfs.fail(at=at, op="write")
+            try:
+                store.backup(copy)
+                complaints.append(f"write {at} failed and the copy did not")
+            except StoreError:
+                pass
+            vfs.heal()
+            complaints += [f"{file.name} was left behind" for file in Path(name).glob("*copy*")]
+        copy.write_text("mine")
+        try:
+            store.backup(copy)
+            complaints.append("a file was replaced")
+        except StoreError:
+            complaints.append("a file that exists is no fault of the store")
+        except ValueError:
+            pass
+        return complaints + ([] if copy.read_text() == "mine" else ["a file was changed"])
+
+
+def restore_altered_copies(seed: int) -> list[str]:
+    """A copy whose log does not verify is not restored."""
+    with tempfile.TemporaryDirectory() as name:
+        copy, target = Path(name) / "copy.db", Path(name) / "new.db"
+        with SQLiteStore(copy) as store:
+            Session("s", store=store).add_message(Message.user("hello"))
+        db = apsw.Connection(str(copy))
+        db.execute("UPDATE events SET at = at + 1 WHERE type = 'message.added'")
+        db.close()
+        found = restore_database(copy, target)
+        complaints = [] if found.damages else ["the damage was not seen"]
+        return complaints + (["a damaged copy was restored"] if target.exists() else [])
+
+
+DETECTORS: dict[str, Callable[[int], list[str]]] = {
+    "backup under load": back_up_under_load,
+    "file modes": watch_file_modes,
+    "broken backups": break_backups,
+    "altered copies": restore_altered_copies,
+}
