@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -52,6 +52,9 @@ class TurnSession(Protocol):
     def cache(self) -> SessionCache: ...
     def prune_if_due(self) -> None:
         """Prune the session if its retention asks for it."""
+
+    def in_turn(self, is_over: Callable[[], bool]) -> TurnSession:
+        """Return the same session for a tool: until its turn is over it starts no other turn, on any thread."""
 
     def get_state(self, name: str, default: Any = None, *, scope: str = "session") -> Any: ...  # noqa: ANN401 - JSON
     def set_state(self, name: str, value: Any, *, scope: str = "session") -> None: ...  # noqa: ANN401 - JSON

@@ -20,7 +20,7 @@ from holdfast.stores.migrations import migrate
 from holdfast.stores.sql_store import SQLStore
 from holdfast.stores.sqlite import SQLiteStore
 from holdfast.stores.sqlite_backup import copy_database, new_database
-from holdfast.stores.sqlite_connections import HAS_MIGRATIONS, MIGRATIONS
+from holdfast.stores.sqlite_connections import HAS_MIGRATIONS, MIGRATIONS, fetch_all
 
 MOST_DAMAGES = 20  # number of damaged logs that are named; a check ends there
 BUSY_MILLISECONDS = 2000
@@ -106,7 +106,7 @@ def check_copy(db: apsw.Connection, file: Path) -> None:
         if db.execute(HAS_MIGRATIONS).fetchone() is None:
             raise InvalidArgument(f"{file} is no database of holdfast: name a copy that `holdfast backup` made")
         try:
-            migrate("sqlite", dict(db.execute(MIGRATIONS).fetchall()), lambda _: None)
+            migrate("sqlite", dict(fetch_all(db, MIGRATIONS)), lambda _: None)
         except (SchemaTooNew, CorruptLog) as error:
             raise type(error)(f"{file}: {error}") from error
         if damage := find_page_damage(db):
