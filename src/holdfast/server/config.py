@@ -175,7 +175,7 @@ class Config:
             given = flags.pop(setting.name, None)
             if given is not None and given != () and given != "":
                 values[setting.name] = tuple(given) if setting.kind is tuple else given  # type: ignore[arg-type]
-            elif setting.variable and environ.get(setting.variable):
+            elif setting.variable and environ.get(setting.variable, "").strip():
                 values[setting.name] = _parse_variable(setting, environ[setting.variable])
         if flags:
             raise InvalidArgument(f"unknown settings: {', '.join(sorted(flags))}")

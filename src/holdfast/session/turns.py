@@ -316,7 +316,7 @@ class BusyWait:
     """The pauses of a caller that waits for the session to be free: each is longer, until the deadline."""
 
     def __init__(self, session_id: str, store: Store, seconds: float) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:  # nan is no number
             raise InvalidArgument(f"timeout={seconds!r}: use a number of seconds")
         self._id, self._clock = session_id, store.clock
         self._deadline = self._clock.monotonic() + seconds

@@ -39,5 +39,45 @@ MUTANTS: tuple[Mutant, ...] = (
         ("stores.sqlite_backup", "if os.path.lexists(file):", "if False:"),
         ("stores.sqlite_backup", "os.link(draft, path)", "draft.replace(path)"),
     ),
+    mutant(
+        "a thread of a tool that waits for its own turn",
+        "nested turns",
+        ("session.turns", "(self._is_turn_over is not None and not self._is_turn_over())", "False"),
+    ),
+    mutant(
+        "a fact of several lines",
+        "forged lines",
+        ("prompt.sections", "one_line(f\"- {fact.get('kind'", "str(f\"- {fact.get('kind'"),
+    ),
+    mutant(
+        "an agent's words without an indent",
+        "forged lines",
+        ("prompt.perspective", "{indent_lines(text)}", "{text}"),
+    ),
+    mutant(
+        "a Markdown export with the texts as they are",
+        "forged lines",
+        ("session.export", '*([] if kind == "text" else [f"*{kind}*", ""]), fence, text, fence, ""]', 'text, ""]'),
+    ),
+    mutant(
+        "names with a meaning in Markdown",
+        "forged lines",
+        ("session.export", 'return _MARKDOWN.sub(r"\\\\\\g<0>", one_line(text))', "return one_line(text)"),
+    ),
+    mutant(
+        "a redaction that misses facts of several lines",
+        "forged lines",
+        ("stores.erasure", "text.encode(), one_line(text).encode(), ", "text.encode(), "),
+    ),
+    mutant(
+        "a lease of any length",
+        "lease settings",
+        ("stores.lease", "if not MIN_SECONDS <= seconds <= MAX_SECONDS:", "if False:"),
+    ),
+    mutant(
+        "an empty variable that counts",
+        "lease settings",
+        ("stores.lease", "_parse_seconds(text) if text else DEFAULT_SECONDS", "_parse_seconds(text)"),
+    ),
     mutant("a damaged copy restored", "altered copies", ("stores.restoration", "if damages:", "if False:")),
 )
