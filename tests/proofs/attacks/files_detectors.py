@@ -145,7 +145,7 @@ def nest_turns(seed: int) -> list[str]:
 
 def read_blobs(session: Session) -> str:
     """The stored prompts of a session, as its export has them."""
-    lines = map(json.loads, session.export().splitlines())
+    lines = map(json.loads, session.export().strip().split("\n"))
     return "".join(b64decode(data).decode() for line in lines for data in line.get("blobs", {}).values())
 
 
