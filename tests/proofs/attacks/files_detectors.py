@@ -13,6 +13,7 @@ from pathlib import Path
 import apsw
 
 from holdfast import Agent, Message, Session, ToolContext, tool
+from holdfast.cli.doctor import examine
 from holdfast.errors import InvalidArgument, SessionBusy, StoreError
 from holdfast.models.base import ModelRequest
 from holdfast.stores import MemoryStore, SQLiteStore
@@ -116,6 +117,22 @@ def restore_altered_copies(seed: int) -> list[str]:
         return complaints + (["a damaged copy was restored"] if target.exists() else [])
 
 
+def sample_damage(seed: int) -> list[str]:
+    """A doctor finds a flipped byte in a text, and a page that is overwritten."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "a.db"
+        with SQLiteStore(file) as store:
+            Session("s", store=store).add_messages([Message.user("the words " * 300) for _ in range(40)])
+        data = file.read_bytes()
+        file.write_bytes(data.replace(b"the words", b"the worms", 1))
+        findings = {each.what: each.verdict for each in examine({}, 5, 10.0, store=f"sqlite:///{file}", port=0)}
+        complaints = [] if findings.get("sessions") == "fail" else ["a flipped byte was not seen"]
+        middle = len(data) // 2
+        file.write_bytes(data[:middle] + bytes(30_000) + data[middle + 30_000 :])
+        findings = {each.what: each.verdict for each in examine({}, 5, 10.0, store=f"sqlite:///{file}", port=0)}
+        return complaints + ([] if findings.get("pages") == "fail" else ["a damaged page was not seen"])
+
+
 def nest_turns(seed: int) -> list[str]:
     """A thread of a tool that asks the tool's own session is refused at once."""
     found: list[str] = []
@@ -194,6 +211,7 @@ DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "file modes": watch_file_modes,
     "broken backups": break_backups,
     "altered copies": restore_altered_copies,
+    "sampled damage": sample_damage,
     "nested turns": nest_turns,
     "forged lines": forge_lines,
     "lease settings": set_leases,

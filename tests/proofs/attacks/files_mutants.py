@@ -40,6 +40,16 @@ MUTANTS: tuple[Mutant, ...] = (
         ("stores.sqlite_backup", "os.link(draft, path)", "draft.replace(path)"),
     ),
     mutant(
+        "a doctor that verifies nothing",
+        "sampled damage",
+        ("cli.soundness", "if found is not None:", "if False:"),
+    ),
+    mutant(
+        "a doctor that looks at no page",
+        "sampled damage",
+        ("stores.restoration", 'return None if found == "ok" else', "return None if found else"),
+    ),
+    mutant(
         "a thread of a tool that waits for its own turn",
         "nested turns",
         ("session.turns", "(self._is_turn_over is not None and not self._is_turn_over())", "False"),
