@@ -143,6 +143,22 @@ def hold_lock(descriptor: int) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
+def create_private_file(path: str | Path) -> None:
+    """Create an empty file that only its owner can read, from its first moment. Raises FileExistsError if it exists."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a closed file, or the names in a directory, are on disk. Windows cannot flush a directory."""
+    if sys.platform == "win32" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def find_exposed_mode(path: Path) -> str | None:
     """Return the mode of a path if it lets other users in. On Windows a mode says nothing about other users."""
     if sys.platform == "win32":

@@ -12,6 +12,7 @@ from tests.cli.terminal import run_command
 
 def test_it_shows_what_really_happens_and_leaves_a_real_database(tmp_path: Path) -> None:
     found = run_command("demo", "--json", "--keep", tmp_path / "kept.db")
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
     assert found.returncode == 0, found.stderr
     steps = [json.loads(line) for line in found.stdout.splitlines()]
     assert len(steps) == 5

@@ -11,6 +11,7 @@ from typing import Any
 import apsw
 import pytest
 
+from holdfast import Message, Session
 from holdfast.stores import PostgresStore, SQLiteStore
 from tests.cli.terminal import HOLDFAST, clean_environment
 from tests.kit.postgres import PostgresServer
@@ -142,3 +143,50 @@ def test_it_sees_what_cannot_work(doctor: DoctorCommand) -> None:
         served = doctor.serve("--port", str(port))  # the verdict is true
         assert served.returncode == 2
     assert doctor.run("--port", str(port)).returncode == 0
+
+
+def fill(file: Path) -> str:
+    with SQLiteStore(file) as store:
+        for n in range(6):
+            Session(f"s{n}", store=store).add_messages([Message.user(f"the words of {n} " * 300) for _ in range(20)])
+    return f"sqlite:///{file}"
+
+
+def test_it_verifies_sessions_and_pages_and_changes_nothing(doctor: DoctorCommand) -> None:
+    file = doctor.home / "sessions.db"
+    url = fill(file)
+    before = file.read_bytes()
+    found = doctor("--store", url)
+    assert (found["pages"], found["sessions"]) == (("ok", "sound"), ("ok", "6 verified"))
+    assert doctor("--store", url, "--sample", "2")["sessions"] == ("ok", "2 verified")
+    assert "sessions" not in doctor("--store", url, "--sample", "0")
+    assert file.read_bytes() == before
+    assert [each.name for each in doctor.home.iterdir()] == ["sessions.db"]
+
+
+def test_a_flipped_byte_in_a_text_is_damage(doctor: DoctorCommand) -> None:
+    file = doctor.home / "sessions.db"
+    url = fill(file)
+    data = file.read_bytes()
+    file.write_bytes(data.replace(b"the words of 3", b"the worms of 3", 1))
+    found = doctor.run("--store", url, "--json")
+    assert found.returncode == 1
+    (sessions,) = [each for each in json.loads(found.stdout)["findings"] if each["what"] == "sessions"]
+    assert (sessions["verdict"], "session 's3'" in sessions["text"]) == ("fail", True)
+
+
+def test_a_damaged_page_is_damage(doctor: DoctorCommand) -> None:
+    file = doctor.home / "sessions.db"
+    url = fill(file)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 30_000] = bytes(30_000)
+    file.write_bytes(data)
+    found = doctor("--store", url)
+    assert found["pages"][0] == "fail"
+
+
+def test_sessions_in_postgresql_are_verified_too(doctor: DoctorCommand, postgres_server: PostgresServer) -> None:
+    url = postgres_server.database()
+    with PostgresStore(url) as store:
+        Session("s", store=store).add_message(Message.user("hello"))
+    assert doctor("--store", url)["sessions"] == ("ok", "1 verified")

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import apsw
 import pytest
 
 from holdfast import Message, Session
@@ -50,6 +51,14 @@ class Workspace:
             store.append(log, [], claim=Claim(holder=encode_holder("another"), seconds=PATIENCE))
             return self.run("sweep")
 
+    def restore_an_altered_copy(self) -> int:
+        with SQLiteStore(self.folder / "altered.db") as store:
+            Session("s", store=store).add_message(Message.user("hello"))
+        db = apsw.Connection(str(self.folder / "altered.db"))
+        db.execute("UPDATE events SET at = at + 1")
+        db.close()
+        return self.run("restore", "altered.db", "--store", "sqlite:///new.db")
+
     def doctor_with_a_taken_port(self) -> int:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             return self.run("doctor", "--port", str(taken.getsockname()[1]))
@@ -69,6 +78,11 @@ class Workspace:
 
 
 WAYS: dict[tuple[str, str], list[Callable[[Workspace], int]]] = {
+    ("`backup`", "0"): [lambda each: each.run("backup", "copy.db")],
+    ("`backup`", "2"): [
+        lambda each: each.run("backup", "good.jsonl"),
+        lambda each: each.run("backup", "copy.db", "--store", "sqlite:///missing.db"),
+    ],
     ("`demo`", "0"): [lambda each: each.run("demo")],
     ("`demo`", "2"): [lambda each: each.run("demo", "--keep", "sessions.db")],
     ("`doctor`", "0"): [lambda each: each.run("doctor", "--port", "0")],
@@ -84,6 +98,12 @@ WAYS: dict[tuple[str, str], list[Callable[[Workspace], int]]] = {
     ("`keys`", "2"): [
         lambda each: each.run("keys", "list", "--store", "nonsense:"),
         lambda each: each.run("keys", "create", "--expires-days", "0"),
+    ],
+    ("`restore`", "0"): [lambda each: each.run("restore", "sessions.db", "--store", "sqlite:///new.db")],
+    ("`restore`", "1"): [Workspace.restore_an_altered_copy],
+    ("`restore`", "2"): [
+        lambda each: each.run("restore", "sessions.db"),
+        lambda each: each.run("restore", "good.jsonl", "--store", "sqlite:///new.db"),
     ],
     ("`serve`", "0"): [Workspace.stop_a_server],
     ("`serve`", "2"): [

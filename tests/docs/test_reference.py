@@ -36,7 +36,7 @@ from holdfast.tools import files
 from holdfast.turn import agent_loop, agent_runtime, start, tool_calls
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
-NOT_FOR_USERS = {"on_log", "prune_if_due", "store", "log", "agent", "cache"}
+NOT_FOR_USERS = {"on_log", "prune_if_due", "in_turn", "store", "log", "agent", "cache"}
 
 
 def rows(heading: str) -> list[list[str]]:

@@ -139,7 +139,9 @@ class FaultVFS(apsw.VFS):
         if path is None or not flags[0] & WATCHED:
             return apsw.VFSFile("", name, flags)
         with self._lock:  # or another thread creates the file between the look and the open
-            if os.path.exists(path):
+            # An empty database was created just now: the store creates it itself, to give it its mode.
+            is_new_database = flags[0] & apsw.SQLITE_OPEN_MAIN_DB and os.path.exists(path) and not os.path.getsize(path)
+            if os.path.exists(path) and not is_new_database:
                 return _File(self, path, name, flags)
             return self.perform(Operation(kind="create", path=path), lambda _: _File(self, path, name, flags))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from holdfast import Agent, Message, ToolContext, tool
+from holdfast import Agent, Message, Runner, Session, ToolContext, tool
 from holdfast.errors import AgentError, InvalidArgument
 from holdfast.stores.base import Store
 from holdfast.testing import call
@@ -55,6 +57,65 @@ def test_a_turn_of_the_same_session_is_refused(store: Store, way: str, method: s
 def test_an_awaited_turn_of_the_same_session_is_refused(store: Store, way: str) -> None:
     _, result = use_session(store, way, lambda session: session.run_async("again"), is_async=True)
     assert "would wait for it" in result
+
+
+def run_in_thread(session: Any) -> object:
+    found: list[object] = []
+
+    def ask() -> None:
+        try:
+            found.append(session.run("again"))
+        except AgentError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def resume_in_pool(session: Any) -> object:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(session.resume).result()
+
+
+async def run_in_executor(session: Any) -> object:
+    return await asyncio.get_running_loop().run_in_executor(None, session.run, "again")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("act", [run_in_thread, resume_in_pool, lambda session: asyncio.run(run_in_executor(session))])
+def test_a_thread_of_the_tool_is_refused_at_once(store: Store, way: str, act: Callable[[Any], object]) -> None:
+    session, result = use_session(store, way, act)
+    assert "would wait for it" in result
+    assert [message.text for message in session.messages][-1] == "done"
+    assert len(session) == 6, "nothing ran later"
+
+
+@pytest.mark.parametrize("way", ["open", "runner", "run_stream", "loop"])
+def test_another_way_to_the_same_session_is_refused_at_once(store: Store, way: str) -> None:
+    def act(session: Any) -> object:
+        other = Agent(provider="scripted", script=["never"])
+        if way == "open":
+            return Session.open(session.id, store=store).run("again", agent=other)
+        if way == "loop":
+            return asyncio.run(session.run_async("again", agent=other))
+        runner = Runner(other)
+        return (
+            runner.run("again", session=session) if way == "runner" else list(runner.run_stream("x", session=session))
+        )
+
+    session, result = use_session(store, "run", act)
+    assert "would wait for it" in result
+    assert len(session) == 6
+
+
+def test_the_session_of_a_tool_is_free_when_the_turn_is_over(store: Store) -> None:
+    kept: list[Any] = []
+    session, _ = use_session(store, "run", lambda session: kept.append(session))
+    answer = kept[0].run("after the turn", agent=Agent(provider="scripted", script=["answered"]))
+    assert answer.text == "answered"
+    assert len(session) == 8
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -16,7 +16,7 @@ from holdfast import Agent, Message, Session, tool
 from holdfast.errors import InvalidArgument
 from holdfast.log.messages import ToolResult
 from holdfast.models.base import ModelRequest
-from holdfast.operating_system import KILL_SIGNAL
+from holdfast.operating_system import KILL_SIGNAL, create_private_file
 from holdfast.stores import SQLiteStore
 from holdfast.testing import call
 
@@ -146,6 +146,7 @@ def _fork_and_compare(session: Session) -> Step:
 
 
 def _verify_export(session: Session, exported: Path) -> Step:
+    create_private_file(exported)  # it tells as much as the database
     exported.write_text(session.export(), encoding="utf-8")
     verdict = session.verify()
     lines = exported.read_text(encoding="utf-8").splitlines()

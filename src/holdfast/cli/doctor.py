@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,8 @@ import click
 
 from holdfast.cli.options import FREE_PORT, server_options
 from holdfast.cli.output import json_option
-from holdfast.errors import AgentError, SchemaTooNew
+from holdfast.cli.soundness import check_pages, check_sessions
+from holdfast.errors import AgentError, InvalidArgument, SchemaTooNew, WrongKey
 from holdfast.operating_system import find_exposed_mode, reserve_address
 from holdfast.server.config import Config
 
@@ -36,31 +37,50 @@ class Finding:
     what: str
     verdict: Literal["ok", "warn", "fail"]
     text: str
+    is_current: bool = field(default=False, repr=False)  # the store exists, with the schema of this holdfast
 
 
 @click.command()
 @server_options
+@click.option(
+    "--sample",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Sessions to verify: the newest, and others at random; 0: none, and no check of the pages of a SQLite file.",
+)
+@click.option(
+    "--sample-seconds",
+    default=10.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1, max=86_400),
+    help="Seconds for the check of the pages, and again for the sessions.",
+)
 @json_option
-def doctor(as_json: bool, **flags: object) -> None:
-    """Check whether `holdfast serve` would start here.
+def doctor(as_json: bool, sample: int, sample_seconds: float, **flags: object) -> None:
+    """Check whether `holdfast serve` would start here, and whether its data is sound.
 
     Looks at everything that a server needs, with these flags and variables, and changes nothing.
 
-    Exit code 0: it would start; 1: something has to be put right first.
+    Exit code 0: it would start; 1: something has to be put right first, or data is damaged.
     """
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     found = []
-    for each in examine(os.environ, **flags):
+    for each in examine(os.environ, sample, sample_seconds, **flags):
         found.append(each)
         if not as_json:  # at once: the check of a database that is away takes seconds
             click.echo(f"{click.style(f'{each.verdict:<4}', fg=colours[each.verdict])}  {each.what}: {each.text}")
     is_well = all(each.verdict != "fail" for each in found)
     if as_json:
-        click.echo(json.dumps({"ok": is_well, "findings": [asdict(each) for each in found]}))
+        click.echo(json.dumps({"ok": is_well, "findings": [_public(each) for each in found]}))
     sys.exit(0 if is_well else 1)
 
 
-def examine(environ: Mapping[str, str], **flags: object) -> Iterator[Finding]:
+def _public(found: Finding) -> dict[str, str]:
+    return {name: value for name, value in asdict(found).items() if name != "is_current"}
+
+
+def examine(environ: Mapping[str, str], sample: int, seconds: float, **flags: object) -> Iterator[Finding]:
     """Run all checks, in the order in which a server needs them."""
     yield _check_python()
     yield _check_sqlite()
@@ -72,10 +92,13 @@ def examine(environ: Mapping[str, str], **flags: object) -> Iterator[Finding]:
     yield _check_settings(config)
     yield from _check_extras(config, environ)
     yield _check_data_directory(config)
-    yield _check_store(config)
+    store = _check_store(config)
+    yield store
     yield from _check_tenant_wall(config)
     yield _check_master_key(environ)
     yield _check_signing_key()
+    if sample and store.is_current:
+        yield from _check_data(config, sample, seconds)
     yield _check_token(config)
     yield _check_port(config)
     yield from _check_work_roots(config)
@@ -153,6 +176,7 @@ def _check_store(config: Config) -> Finding:
 def _check_sqlite_store(file: Path) -> Finding:
     import apsw
 
+    from holdfast.stores.restoration import open_copy
     from holdfast.stores.sqlite_connections import MIGRATIONS
 
     if not file.exists():
@@ -161,19 +185,15 @@ def _check_sqlite_store(file: Path) -> Finding:
             return Finding(what="store", verdict="fail", text=f"{file} cannot be made: {parent} cannot be written")
         return Finding(what="store", verdict="ok", text=f"{file} will be made")
     try:
-        db = apsw.Connection(str(file), flags=apsw.SQLITE_OPEN_READONLY)
-        try:
-            db.set_busy_timeout(2000)
+        with open_copy(file) as db:
             applied = [row[0] for row in db.execute(MIGRATIONS)]
-        finally:
-            db.close()
-    except apsw.Error as error:
+    except (apsw.Error, InvalidArgument) as error:
         return Finding(what="store", verdict="fail", text=f"{file} cannot be read: {error}")
     if not os.access(file, os.W_OK):
         return Finding(what="store", verdict="fail", text=f"{file} cannot be written: check its permissions")
     if others := find_exposed_mode(file):
         text = f"{file} has mode {others}, so other users can read it: chmod 600 {file}"
-        return Finding(what="store", verdict="warn", text=text)
+        return replace(_check_schema("sqlite", applied, str(file)), verdict="warn", text=text)
     return _check_schema("sqlite", applied, str(file))
 
 
@@ -206,7 +226,37 @@ def _check_schema(dialect: str, applied: list[int], name: str) -> Finding:
     if there < known:
         text = f"{name} has schema {there} and will be brought to {known} when a server starts"
         return Finding(what="store", verdict="warn", text=text)
-    return Finding(what="store", verdict="ok", text=f"{name}, schema {there}")
+    return Finding(what="store", verdict="ok", text=f"{name}, schema {there}", is_current=True)
+
+
+def _check_data(config: Config, sample: int, seconds: float) -> Iterator[Finding]:
+    """Check that what the store holds is sound. Opening a store of this schema changes nothing in it."""
+    if config.store.startswith("sqlite:"):
+        yield _check_pages(Path(config.store.removeprefix("sqlite:///")), seconds)
+    try:
+        with config.open_store() as store:
+            checked, wrong = check_sessions(store, sample, seconds)
+    except WrongKey as error:
+        yield Finding(what="sessions", verdict="fail", text=str(error))
+        return
+    except AgentError as error:
+        yield Finding(what="sessions", verdict="fail", text=f"the store cannot be read: {error}")
+        return
+    if wrong:
+        yield Finding(what="sessions", verdict="fail", text=f"damaged: {'; '.join(wrong)}: restore a backup")
+    else:
+        yield Finding(what="sessions", verdict="ok", text=f"{checked} verified")
+
+
+def _check_pages(file: Path, seconds: float) -> Finding:
+    try:
+        damage = check_pages(file, seconds)
+    except TimeoutError:
+        text = f"not all checked in {seconds:g} s: give --sample-seconds"
+        return Finding(what="pages", verdict="warn", text=text)
+    if damage is not None:
+        return Finding(what="pages", verdict="fail", text=f"{file} is damaged ({damage}): restore a backup")
+    return Finding(what="pages", verdict="ok", text="sound")
 
 
 def _check_master_key(environ: Mapping[str, str]) -> Finding:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from holdfast.cli.backup import backup, restore
 from holdfast.cli.doctor import doctor
 from holdfast.cli.keys import keys
 from holdfast.cli.output import CommandGroup, exit_on_error, json_option
@@ -43,5 +44,5 @@ def demo(as_json: bool, keep: Path | None) -> None:
             click.echo(json.dumps({"step": step.title, "lines": step.lines}) if as_json else step.render())
 
 
-for command in (serve, keys, doctor, sign, sweep, verify):
+for command in (serve, keys, doctor, sign, sweep, verify, backup, restore):
     main.add_command(command)

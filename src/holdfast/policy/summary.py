@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.log.lines import indent_lines
 from holdfast.log.messages import Message, ToolCall, ToolResult
 from holdfast.policy.pruning import Item
 
@@ -73,7 +74,7 @@ def _format_range(sections: Sequence[dict[str, Any]]) -> str:
 def make_transcript(items: Sequence[Item], room: int) -> str:
     """What a model is given to condense, cut in the middle of each message rather than left out."""
     share = max(200, room // max(1, len(items)))
-    lines = [f"{item.message.role}: {_truncate(_message_text(item.message), share)}" for item in items]
+    lines = [f"{item.message.role}: {indent_lines(_truncate(_message_text(item.message), share))}" for item in items]
     text = "\n".join(lines)
     return text if len(text) <= room else text[: room // 2] + "\n[…]\n" + text[-room // 2 :]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.log.lines import indent_lines, one_line
 from holdfast.log.messages import File, Image, Message, Part, Text, ToolCall, ToolResult
 from holdfast.tools.tool import render
 
@@ -64,7 +65,7 @@ def _quote_others(messages: Sequence[Message], quoted: Sequence[bool]) -> list[M
 def _format_line(who: str, text: str) -> str:
     """Return a text after the name of its author. Further lines are indented, so that none looks like another
     author's."""
-    return f"[{who}] {text}".replace("\n", "\n  ")
+    return f"[{one_line(who)}] {indent_lines(text)}"
 
 
 def _looks_like_agent(text: str, names: set[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.log.lines import one_line
 from holdfast.stores.base import Log, Store
 
 FACTS_BYTES = 8_000
@@ -15,7 +16,7 @@ def format_facts(facts: Sequence[Mapping[str, Any]], room: int = FACTS_BYTES) ->
     lines: list[str] = []
     for fact in reversed(facts):
         status = f" [{fact['status']}]" if fact.get("status") else ""
-        line = f"- {fact.get('kind', 'fact')}: {fact['text']}{status}"
+        line = one_line(f"- {fact.get('kind', 'fact')}: {fact['text']}{status}")
         room -= len(line.encode()) + 1
         if room < 0:
             lines.append(f"- … {len(facts) - len(lines)} older ones are left out")
@@ -33,7 +34,7 @@ def unreported_effects(store: Store, log: Log, seqs: Sequence[int]) -> str:
     unknown: list[str] = []
     for event in (store.event(log, seq) for seq in seqs[-20:]):
         kind = unknown if event.data.get("unknown") else finished
-        kind.append(f"{event.data['name']} (call {event.data['call_id']})")
+        kind.append(one_line(f"{event.data['name']} (call {event.data['call_id']})"))
     lines = []
     if finished:
         lines.append(f"An earlier turn failed after these calls had already finished: {', '.join(finished)}.")

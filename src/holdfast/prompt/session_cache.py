@@ -56,6 +56,9 @@ class TurnSession(Protocol):
     def prune_if_due(self) -> None:
         """Prune the session if its retention asks for it."""
 
+    def in_turn(self, is_over: Callable[[], bool]) -> TurnSession:
+        """Return the same session for a tool: until its turn is over it starts no other turn, on any thread."""
+
     def get_state(self, name: str, default: Any = None, *, scope: str = "session") -> Any: ...  # noqa: ANN401 - JSON
     def set_state(self, name: str, value: Any, *, scope: str = "session") -> None: ...  # noqa: ANN401 - JSON
     def delete_state(self, name: str, *, scope: str = "session") -> bool: ...

@@ -204,7 +204,7 @@ class Config:
             given = flags.pop(setting.name, None)
             if given is not None and given != () and given != "":
                 values[setting.name] = tuple(given) if setting.kind is tuple else given  # type: ignore[arg-type]
-            elif setting.variable and environ.get(setting.variable):
+            elif setting.variable and environ.get(setting.variable, "").strip():
                 values[setting.name] = _parse_variable(setting, environ[setting.variable])
         if flags:
             raise InvalidArgument(f"unknown settings: {', '.join(sorted(flags))}")
@@ -278,9 +278,13 @@ class Config:
         """Open the store; create the data directory, readable by this user only, if the store is in it."""
         from holdfast.stores.urls import open_store
 
+        self.make_store_directory()
+        return open_store(self.store)
+
+    def make_store_directory(self) -> None:
+        """Create the data directory if the store is in it."""
         if self.data and self.store.startswith(f"sqlite:///{Path(self.data).absolute()}"):
             self.make_data_directory()
-        return open_store(self.store)
 
     def make_data_directory(self) -> Path:
         path = Path(self.data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
@@ -18,6 +19,7 @@ from holdfast.errors import AgentError, CorruptLog, InvalidArgument, NotJSON, Sc
 from holdfast.log import chain, codec
 from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, message_data
 from holdfast.log.identifiers import check_id, check_owner, is_id
+from holdfast.log.lines import one_line
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, message_from_data
 from holdfast.log.view import decode_view
 from holdfast.policy import event_rules
@@ -406,31 +408,24 @@ def _blocks(message: Message) -> list[tuple[str, str]]:
 
 
 def _render_markdown(title: str, messages: list[Message]) -> str:
-    lines = [f"# {_one_line(title)}", ""]
+    """Return the messages as Markdown. Every text is in a code fence that is longer than any inside the text, so it
+    can neither forge a heading nor bring HTML or links along."""
+    lines = [f"# {_escape_markdown(title)}", ""]
     for message in messages:
-        lines += [f"## {_one_line(message.author)} ({message.role})", ""]
+        lines += [f"## {_escape_markdown(message.author)} ({message.role})", ""]
         for kind, text in _blocks(message):
-            if kind == "text":
-                lines += [text, ""]
-            else:
-                fence = "`" * (max((len(run) for run in _backtick_runs(text)), default=2) + 1)
-                lines += [f"*{kind}*", "", fence, text, fence, ""]
+            fence = "`" * (max(map(len, _BACKTICKS.findall(text)), default=2) + 1)
+            lines += [*([] if kind == "text" else [f"*{kind}*", ""]), fence, text, fence, ""]
     return "\n".join(lines)
 
 
-def _backtick_runs(text: str) -> list[str]:
-    runs, run = [], ""
-    for character in text + "\0":
-        if character == "`":
-            run += character
-        elif run:
-            runs.append(run)
-            run = ""
-    return [run for run in runs if len(run) >= 2]
+_BACKTICKS = re.compile("``+")
+_MARKDOWN = re.compile(r"[\\`*_\[\]<>&~|!#]")
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _escape_markdown(text: str) -> str:
+    """Return a name or a title on one line, without a meaning in Markdown or HTML."""
+    return _MARKDOWN.sub(r"\\\g<0>", one_line(text))
 
 
 _STYLE = (

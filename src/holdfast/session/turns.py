@@ -5,6 +5,7 @@ Every way to ask runs the same loop, and the lease of the session lets one turn 
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class TurnMethods:
     agent: BaseAgent | None
     log: Log
     cache: SessionCache
+    _is_turn_over: Callable[[], bool] | None = None  # of the session of a tool: whether the tool's turn has ended
     if TYPE_CHECKING:
 
         @classmethod
@@ -83,6 +85,12 @@ class TurnMethods:
     def _init_caches(self) -> None:
         self.cache = SessionCache()
         self._streams = OpenStreams()
+
+    def in_turn(self, is_over: Callable[[], bool]) -> Self:
+        """Return the same session for a tool: until its turn is over it starts no other turn, on any thread."""
+        session = copy.copy(self)
+        session._is_turn_over = is_over
+        return session
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -211,7 +219,7 @@ class TurnMethods:
     ) -> TurnRuntime:
         from holdfast.turn.runtime import TurnRuntime
 
-        if self.log.uid in CALLING_LOGS.get():
+        if self.log.uid in CALLING_LOGS.get() or (self._is_turn_over is not None and not self._is_turn_over()):
             raise InvalidArgument(
                 f"session {self.log.id!r} runs the turn that called this function, so another turn would wait for it:"
                 " return a result and let the model go on, or use another session, such as ctx.session.fork()"
@@ -308,7 +316,7 @@ class BusyWait:
     """The pauses of a caller that waits for the session to be free: each is longer, until the deadline."""
 
     def __init__(self, session_id: str, store: Store, seconds: float) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:  # nan is no number
             raise InvalidArgument(f"timeout={seconds!r}: use a number of seconds")
         self._id, self._clock = session_id, store.clock
         self._deadline = self._clock.monotonic() + seconds

@@ -15,6 +15,7 @@ from holdfast.log import codec
 from holdfast.log.chain import digest_tombstones
 from holdfast.log.event_texts import find_texts
 from holdfast.log.events import UNREADABLE, Draft, Event
+from holdfast.log.lines import one_line
 from holdfast.log.named_values import NAMING_TYPES
 from holdfast.log.ranges import Ranges, append_seq
 from holdfast.log.tombstones import make_tombstone, tombstone_of_row
@@ -271,10 +272,10 @@ def _has_form(prompt: bytes, forms: set[str]) -> bool:
         return True
 
 
-def _forms_in_prompt(text: str) -> tuple[str, str]:
-    """The start of a text as it may stand in a prompt: as it is, and inside of a JSON value."""
-    plain, in_json = text.encode(), codec.encode(text)[1:-1]
-    return plain[:SEARCHED_BYTES].decode(errors="ignore"), in_json[:SEARCHED_BYTES].decode(errors="ignore")
+def _forms_in_prompt(text: str) -> list[str]:
+    """The start of a text as it may stand in a prompt: as it is, on one line, and inside of a JSON value."""
+    forms = text.encode(), one_line(text).encode(), codec.encode(text)[1:-1]
+    return [form[:SEARCHED_BYTES].decode(errors="ignore") for form in forms if form]
 
 
 def _own_blobs(store: Store, log: Log, erased: list[Event]) -> set[str]:

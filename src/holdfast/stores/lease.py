@@ -6,19 +6,37 @@ is known to be dead. Where that cannot be known (another machine, another contai
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from functools import cache
 
+from holdfast.errors import InvalidArgument
 from holdfast.log import codec
 from holdfast.operating_system import boot_id, pid_namespace, process_mark
 
 DEFAULT_SECONDS = 15.0
+MIN_SECONDS, MAX_SECONDS = 0.1, 86_400.0
 
 
 def lease_seconds() -> float:
-    """How long a lease lasts without renewal: `HOLDFAST_LEASE_SECONDS`, or 15."""
-    return float(os.environ.get("HOLDFAST_LEASE_SECONDS", DEFAULT_SECONDS))
+    """How long a lease lasts without renewal: `HOLDFAST_LEASE_SECONDS`, or 15. Raises InvalidArgument for a value that
+    no lease can have: one without time is lost at once, one without an end is never taken over."""
+    text = os.environ.get("HOLDFAST_LEASE_SECONDS", "").strip()
+    return _parse_seconds(text) if text else DEFAULT_SECONDS  # compose files set a variable without a value
+
+
+@cache
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise InvalidArgument(
+            f"HOLDFAST_LEASE_SECONDS={text!r}: use a number of seconds from {MIN_SECONDS:g} to {MAX_SECONDS:g}"
+        )
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

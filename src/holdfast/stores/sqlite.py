@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import apsw
-
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.crashpoints import crashpoint
 from holdfast.errors import SessionNotFound, StaleEpoch, StoreError, StorePoisoned
@@ -34,6 +32,7 @@ from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.rows import INDEX_BATCH, head_columns, head_from_columns, index_text, session_columns
 from holdfast.stores.sql_reads import SQLConnection
 from holdfast.stores.sql_store import AppendStamp, SQLStore
+from holdfast.stores.sqlite_backup import copy_database, new_database
 from holdfast.stores.sqlite_connections import Connection, SQLiteFile, fetch_all, fetch_one
 from holdfast.stores.sqlite_statements import SCANS, SHIFT, SQL
 from holdfast.stores.statements import Statements
@@ -102,16 +101,11 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
         reason = self.file.poison_reason
         return self.file.write_fault if reason is None else StorePoisoned(reason)
 
-    def backup(self, path: str | Path) -> None:
-        """Copy the database to a new file while it is being written, through SQLite's own backup."""
-
-        def copy(db: Connection) -> None:
-            with apsw.Connection(str(path)) as target, target.backup("main", db, "main") as step:
-                while not step.done:
-                    step.step(1000)
-            target.close()
-
-        self.file.read(copy)
+    def backup(self, path: str | Path, *, on_progress: Callable[[int], object] | None = None) -> None:
+        """Copy the database to a new file while it is being written; `on_progress` is given the bytes written up to
+        now. The copy is what was stored when the call began. Raises InvalidArgument if the file exists."""
+        with new_database(Path(path), self.clock.new_id()) as draft:
+            self.file.read(lambda db: copy_database(db, draft, on_progress))
 
     def tidy(self) -> None:
         """Leave nothing of removed data in the write-ahead log; freed pages are overwritten when they are freed."""

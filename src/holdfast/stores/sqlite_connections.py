@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -31,7 +32,7 @@ from holdfast.errors import (
     StoreReadOnly,
     UnsafeSQLite,
 )
-from holdfast.operating_system import register_at_fork
+from holdfast.operating_system import create_private_file, register_at_fork
 from holdfast.stores.group_commit import GroupCommit
 from holdfast.stores.migrations import Migration, migrate
 from holdfast.stores.places import Call, Places
@@ -108,7 +109,7 @@ class SQLiteFile(GroupCommit):
         if synchronous not in SYNCHRONOUS:
             raise InvalidArgument(f"synchronous={synchronous!r}: use 'FULL' (durable) or 'NORMAL' (may lose the last)")
         _refuse_url(str(path))
-        self.path = os.path.abspath(path)
+        self.path = os.path.realpath(path)  # SQLite follows a link too, and names the WAL after the file
         self.synchronous, self.busy_seconds, self.vfs, self.clock = synchronous, busy_seconds, vfs, clock
         self.closed = False
         self._reset_locks()
@@ -187,14 +188,15 @@ class SQLiteFile(GroupCommit):
         return wait
 
     def _open_writer(self) -> Connection:
-        fresh = not os.path.exists(self.path)
+        # Before SQLite opens it, which would create it with the mode that the umask gives. No other thread of this
+        # process has a new file open, so closing it drops no lock. What cannot be created here, SQLite reports.
+        with suppress(OSError):
+            create_private_file(self.path)
         with self._translate_errors():
             db = self._connect(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
             try:
                 if db.readonly("main"):
                     raise StoreReadOnly(f"{self.path} cannot be written: check the permissions of the file")
-                if fresh:
-                    os.chmod(self.path, 0o600)  # by path: opening the file ourselves would drop SQLite's locks
                 self._retry_while_busy(lambda: db.execute("PRAGMA journal_mode=WAL").get)
                 db.execute(SYNCHRONOUS[self.synchronous])
                 db.execute("PRAGMA fullfsync=ON")  # on macOS a flush else ends in the cache of the drive

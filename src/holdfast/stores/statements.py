@@ -43,6 +43,7 @@ class Statements:
     # Logs
     FIND = _LOG + " WHERE l.tenant = ? AND l.kind = ? AND l.id = ?"
     FIND_AND_LOCK = FIND + " FOR UPDATE OF l"
+    LOG_NUMBERS = "SELECT log, kind FROM logs WHERE id IS NOT NULL ORDER BY log DESC"
     FIND_NUMBER = _LOG + " WHERE l.log = ?"
     FIND_DELETED = _LOG + " WHERE l.log = ? AND l.id IS NULL"
     DESCENDANTS = _LOG + " WHERE l.log IN (SELECT log FROM lineage WHERE ancestor = ?) ORDER BY l.log"

@@ -242,7 +242,7 @@ class AgentRuntime:
         runtime = self.runtime
         work_dir = runtime.store.info(runtime.log).work_dir
         return ToolContext(
-            session=runtime.session,
+            session=runtime.session.in_turn(lambda: runtime.renewal is None or runtime.renewal.is_over),
             state=runtime.state,
             work_dir=None if work_dir is None else partial(runtime.cache.resolve_work_dir, work_dir),
             idempotency_key=call_key(runtime.log.uid, self.progress.run, call.id),
