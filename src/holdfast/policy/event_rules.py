@@ -431,7 +431,7 @@ def _is_prompt(data: bytes) -> bool:
     needs: dict[str, Rule] = {"system": _list_of(_text), "tools": _list_of(_tool), "options": _object}
     if type(found) is not dict or not _fields_hold(found, needs, {"kinds": _list_of(_text)}, 0):
         return False
-    return len(found.get("kinds", found["system"])) == len(found["system"])
+    return len(found["kinds"] if "kinds" in found else found["system"]) == len(found["system"])
 
 
 def _tool(value: Any, seq: int) -> bool:  # noqa: ANN401

@@ -309,7 +309,7 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     def read_time(self) -> int:
         if self.clock.is_simulated:
             return self.clock.now()
-        return int(self._fetch_one(self.sql.TIME)[0])
+        return int(self._fetch_one(SQL.TIME)[0])
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
