@@ -84,14 +84,15 @@ def _read_sysctl(name: bytes) -> str | None:
     return value.value.decode("ascii", "replace") or None
 
 
-def pid_namespace() -> str:
-    """Return the name of the namespace that the process ids of this process belong to. Only Linux has several."""
+def pid_namespace() -> str | None:
+    """Return the name of the namespace that the process ids of this process belong to; None if it cannot be seen. Only
+    Linux has several."""
     if sys.platform != "linux":
         return ""
     try:
         return os.readlink(_PROC / "self/ns/pid")
     except OSError:
-        return ""
+        return None
 
 
 def process_mark(pid: int) -> str | None:

@@ -158,7 +158,7 @@ def _failures(store: Store) -> Session:
     except AgentError:
         pass
     session.retry(agent)
-    stream = session.stream("left", agent=make_agent("left", "a reply of several words that streams"))
+    stream: Any = session.stream("left", agent=make_agent("left", "a reply of several words that streams"))
     for event in stream:
         if event.type == "text_delta":
             break
@@ -177,8 +177,9 @@ def _failures(store: Store) -> Session:
 
 def _queue(store: Store) -> Session:
     session = Session("queue", store=store)
-    for text, more in (("first", {}), ("second", {"on_busy": "interrupt", "agent": "x", "metadata": {"k": 1}})):
-        run = admit_message(store, session.log, RunRequest(message=Message.user(text), actor="key", **more))
+    more: dict[str, Any] = {"on_busy": "interrupt", "agent": "x", "metadata": {"k": 1}}
+    for text, options in (("first", {}), ("second", more)):
+        run = admit_message(store, session.log, RunRequest(message=Message.user(text), actor="key", **options))
         cancel_run(store, session.log, run.run_id, actor="ops")
     admit_message(store, session.log, RunRequest(message=Message.user("third", Image(url="https://x/y.png"))))
     return session

@@ -159,9 +159,9 @@ class Workshop:
         if kind == "state":
             return lambda: session.set_state("key", text)
         if kind == "fork":
-            return lambda: session.fork() and None
+            return lambda: self._discard(session.fork())
         if kind == "read":
-            return lambda: session.history(limit=20) and None
+            return lambda: self._discard(session.history(limit=20))
         if kind == "stream":
             self.attempted[text] += 1
             return lambda: self._leave_stream(text)
@@ -172,6 +172,8 @@ class Workshop:
         for event in self.session.stream(text):
             if event.type == "tool_result":
                 break
+
+    def _discard(self, _: object) -> None: ...
 
     def _acknowledge(self, text: str, _: object) -> None:
         self.acknowledged[text] += 1

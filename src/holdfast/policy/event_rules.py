@@ -50,6 +50,11 @@ def _flag(value: Any, seq: int) -> bool:  # noqa: ANN401
     return type(value) is bool
 
 
+def _signed_head(value: Any, seq: int) -> bool:  # noqa: ANN401
+    """A signed head that came with the imported file: the claim of its signer."""
+    return type(value) is dict and all(type(each) in (str, int) for each in value.values())
+
+
 def _object(value: Any, seq: int) -> bool:  # noqa: ANN401
     return type(value) is dict
 
@@ -239,7 +244,7 @@ SESSION_EVENTS: dict[str, _Fields] = {
     "session.created": ({}, _NAMED | {"predecessor": _text}),
     "session.changed": ({}, _NAMED),
     "session.forked": ({"parent": _text, "at": _earlier}, _NAMED | {"unverified": _earlier}),
-    "session.imported": ({"from": _text}, {"blobs": _list_of(_digest)}),
+    "session.imported": ({"from": _text}, {"blobs": _list_of(_digest), "signed": _signed_head}),
     "session.paused": _LIFECYCLE,
     "session.resumed": _LIFECYCLE,
     "session.closed": _LIFECYCLE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from dataclasses import dataclass
 from functools import cache
 
@@ -63,7 +64,13 @@ class Lease:
 @cache
 def _process_identity(pid: int) -> dict[str, object]:
     """What tells a process from all others, now and later."""
-    return {"boot": boot_id(), "namespace": pid_namespace(), "pid": pid, "started": process_mark(pid)}
+    return {
+        "boot": boot_id(),
+        "host": socket.gethostname(),
+        "namespace": pid_namespace(),
+        "pid": pid,
+        "started": process_mark(pid),
+    }
 
 
 def encode_holder(name: str) -> bytes:
@@ -76,6 +83,9 @@ def is_dead(data: bytes) -> bool:
     found = codec.decode(data)
     if found["boot"] is None or found["started"] is None:
         return False
-    if found["boot"] != boot_id() or found["namespace"] != pid_namespace():
+    # Machines that were copied while they ran have one boot id, and so have the containers of one machine.
+    if (found["boot"], found.get("host")) != (boot_id(), socket.gethostname()):
+        return False
+    if found["namespace"] is None or found["namespace"] != pid_namespace():
         return False
     return bool(process_mark(found["pid"]) != found["started"])

@@ -79,7 +79,6 @@ def _forge_document(store: Store) -> list[str]:
     document["turn"]["events"].append(decided)
     try:
         store.save("forged", document)
-        Session.open("forged", store=store, agent=agent).resume()
     except AgentError:
         return []
     return ["a document brought a decision"]

@@ -136,7 +136,7 @@ def detect_silent_server(seed: int) -> list[str]:
     """PostgreSQL falls silent, and comes back."""
     dsn = os.environ["HOLDFAST_PROVE_SERVER"]
     found: list[str] = []
-    with PostgresProxy(int(conninfo_to_dict(dsn)["port"])) as proxy, end_if_it_hangs():
+    with PostgresProxy(int(str(conninfo_to_dict(dsn)["port"]))) as proxy, end_if_it_hangs():
         store = PostgresStore(proxy.dsn(dsn), patience=1.0)
         session = Session(store=store)
         threads = [threading.Thread(target=session.add_message, args=(Message.user("x"),)) for _ in range(4)]
@@ -150,8 +150,8 @@ def detect_silent_server(seed: int) -> list[str]:
             found.append("a write into the silence was acknowledged")
         except StoreError:
             pass
-        if store.server._idle:
-            found.append(f"{len(store.server._idle)} connections to a silent server are kept")
+        if store.server.pool._idle:
+            found.append(f"{len(store.server.pool._idle)} connections to a silent server are kept")
         proxy.pass_all()
         proxy.cut_all()
         session.add_message(Message.user("back"))
