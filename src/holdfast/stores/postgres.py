@@ -173,6 +173,10 @@ class PostgresStore(PostgresKeyValues, SQLStore):
                 db.execute(SQL.DROP_WORDS, (number, seq))
                 db.execute(SQL.CLEAR_ONCE_DIGEST, (b"", number, seq, seq))
 
+    def _cut_events(self, db: Connection, number: int, last: int) -> None:
+        db.execute(SQL.CUT_EVENTS, (number, last))
+        db.execute(SQL.CUT_WORDS, (number, last))
+
     def schedule_sweep(self, log: Log, due: int | None) -> None:
         self.server.run_unit(lambda db: db.execute(SQL.SCHEDULE_SWEEP, (due, log.number)))
 

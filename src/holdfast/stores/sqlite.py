@@ -25,7 +25,7 @@ from holdfast.stores.append import (
     plan_append,
     repeat_outcome,
 )
-from holdfast.stores.base import Log
+from holdfast.stores.base import MAX_SEQ, Log
 from holdfast.stores.encrypted_rows import Keys, decrypt_row, encrypt_name, encrypt_row, encrypt_tombstone, keyed_digest
 from holdfast.stores.encryption import MasterKey
 from holdfast.stores.erasure import ErasurePlan
@@ -150,13 +150,13 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
     def _guard_immutable(self, db: SQLConnection) -> None:
         db.execute(SQL.GUARD_REPLACE)
 
-    def _purge_events(self, db: Connection, number: int) -> None:
-        self._forget_words(db, number, None)
-        db.execute(SQL.PURGE_EVENTS, _bounds(number))
+    def _cut_events(self, db: Connection, number: int, last: int) -> None:
+        self._forget_words(db, number, last + 1, None)
+        db.execute(SQL.CUT_EVENTS, self._range(number, last + 1, MAX_SEQ))
 
     def _erase_events(self, db: Connection, number: int, tombstones: list[tuple[int, bytes]]) -> None:
         key = self._key(db, number)
-        self._forget_words(db, number, [seq for seq, _ in tombstones])
+        self._forget_words(db, number, 0, [seq for seq, _ in tombstones])
         erased = [(encrypt_tombstone(key, number, seq, stone), number << SHIFT | seq) for seq, stone in tombstones]
         db.executemany(SQL.SET_TOMBSTONE, erased)
         db.executemany(SQL.CLEAR_ONCE_DIGEST, [(b"", number, seq, seq) for seq, _ in tombstones])
@@ -314,8 +314,8 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
             if self._has_index(numbers):
                 return found[::-1]
 
-    def _forget_words(self, db: Connection, number: int, seqs: Sequence[int] | None) -> None:
-        """Remove the words of events (None: of all) from the index, before the events lose their text.
+    def _forget_words(self, db: Connection, number: int, first: int, seqs: Sequence[int] | None) -> None:
+        """Remove the words of events (None: of all from `first` on) from the index, before the events lose their text.
 
         The index needs the same words that were added, which takes a millisecond for an event. For many events the
         whole index is emptied: it is a cache, and the next search fills it again.
@@ -326,7 +326,7 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
         shifted, upto = number << SHIFT, found[0]
         query = SCANS[False, False, False, len(INDEXED_TYPES)]
         if seqs is None:
-            rows = fetch_all(db, query, (shifted, shifted | upto, *INDEXED_TYPES, MANY_WORDS + 1))
+            rows = fetch_all(db, query, (shifted | first, shifted | upto, *INDEXED_TYPES, MANY_WORDS + 1))
         else:
             few = [shifted | seq for seq in seqs if seq <= upto][: MANY_WORDS + 1]
             rows = [row for event in few for row in fetch_all(db, query, (event, event, *INDEXED_TYPES, 1))]

@@ -65,7 +65,6 @@ class Statements:
     # Lineage
     ADD_LINEAGE = "INSERT INTO lineage VALUES(?,?)"
     READERS = "SELECT log FROM lineage WHERE ancestor = ?"
-    HAS_READER = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
     DROP_LINEAGE = "DELETE FROM lineage WHERE ancestor = ? AND log = ?"
 
     # Sessions
@@ -86,6 +85,7 @@ class Statements:
     ADD_NAME = "INSERT INTO names VALUES(?,?,?,?)"
     DROP_NAME = "DELETE FROM names WHERE log = ? AND name = ? AND seq = ?"
     ADD_BLOB = "INSERT INTO blobs VALUES(?,?,?) ON CONFLICT DO NOTHING"
+    BLOB_NAMES = "SELECT digest FROM blobs WHERE log = ?"
     BLOB = "SELECT data FROM blobs WHERE log = ? AND digest = ?"
     DROP_BLOB = "DELETE FROM blobs WHERE log = ? AND digest = ?"
     ADD_SNAPSHOT = "INSERT INTO snapshots VALUES(?,?,?)"
@@ -122,6 +122,17 @@ class Statements:
         "DELETE FROM run_queue WHERE log = ?",
         "DELETE FROM logs WHERE log = ?",
     )
+    # What a deleted log has besides its past: it is not run, kept or written to any more.
+    PURGE_WORK: tuple[str, ...] = (
+        "DELETE FROM once WHERE log = ?",
+        "DELETE FROM leases WHERE log = ?",
+        "DELETE FROM retention WHERE log = ?",
+        "DELETE FROM run_queue WHERE log = ?",
+    )
+    CUT: tuple[str, ...] = (
+        "DELETE FROM names WHERE log = ? AND seq > ?",
+        "DELETE FROM snapshots WHERE log = ? AND seq > ?",
+    )
     ADD_ERASURE = "INSERT INTO erasures VALUES(?,?,TRUE) ON CONFLICT DO NOTHING"
     CLOSE_ERASURE = "UPDATE erasures SET open = FALSE WHERE log = ? AND open"
     FORGET_OWNER = "UPDATE sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL WHERE log = ?"
@@ -144,6 +155,7 @@ class Statements:
     SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET upto = excluded.upto"
 
     # Reads of events, whose key the databases write in different ways
+    SCAN = ""
     COUNT = ""
     NAME = ""
     NAMES = ""
