@@ -16,6 +16,7 @@ from holdfast.stores.append import (
     AppendRequest,
     AppendResult,
     Head,
+    agrees_with_remains,
     check_append,
     first_head,
     head_of_fork,
@@ -67,9 +68,11 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             kept = self._require_log(log)
             if asked.idempotency_key is not None and asked.idempotency_key in kept.idempotency:
                 found = kept.idempotency[asked.idempotency_key]
-                return repeat_outcome(
-                    log.id, asked, found.digest == asked.digest, found.first, found.last, kept.head.epoch
-                )
+                is_same = found.digest == asked.digest
+                if not found.digest:
+                    start = max(0, found.first - 2 - log.base)
+                    is_same = agrees_with_remains(asked, found.first, kept.rows[start : found.last - log.base])
+                return repeat_outcome(log.id, asked, is_same, found.first, found.last, kept.head.epoch)
             batch = self._plan_batch(kept, asked)
             self._commit(kept, [batch])
             return batch.outcome

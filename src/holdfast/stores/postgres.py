@@ -265,9 +265,8 @@ class PostgresStore(PostgresKeyValues, SQLStore):
             found = db.execute(SQL.ONCE, (number, keyed_digest(key, asked.idempotency_key.encode()))).fetchone()
             if found is not None:
                 digest, first, last = found
-                return repeat_outcome(
-                    id, asked, keyed_digest(key, asked.digest) == digest, first, last, before.epoch
-                ), before
+                is_same = self._is_same(db, number, asked, digest, first, last)
+                return repeat_outcome(id, asked, is_same, first, last, before.epoch), before
         lease = None if asked.claim is None else self._lease(db, number)
         batch = plan_append(id, before, asked, lease=lease, at=moment.at, random=moment.random)
         moment.batches.append(batch)
@@ -354,10 +353,13 @@ class PostgresStore(PostgresKeyValues, SQLStore):
         if limit is not None:
             query += " LIMIT %s"
             values.append(limit)
-        rows, key = self.server.fetch(query, tuple(values)), self._data_key(number)
-        if key is not None:
-            return [decrypt_row(key, number, Row(*row)) for row in rows]
-        return [Row(*row) for row in rows]
+
+        def read() -> list[Row]:
+            return [Row(*row) for row in self.server.fetch(query, tuple(values))]
+
+        if not self._keys.has_master:
+            return read()
+        return self._read_sealed(number, read, lambda key, rows: [decrypt_row(key, number, row) for row in rows])
 
     # -- search ----------------------------------------------------------------------------------------------------
 

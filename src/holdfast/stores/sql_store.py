@@ -22,6 +22,7 @@ from holdfast.stores.append import (
     AppendRequest,
     AppendResult,
     Head,
+    agrees_with_remains,
     check_append,
     first_head,
     head_of_fork,
@@ -314,6 +315,14 @@ class SQLStore(SQLReads):
         if batch.release:
             db.execute(sql.DROP_LEASE, (number, batch.head.epoch))
 
+    def _is_same(
+        self, db: SQLConnection, number: int, asked: AppendRequest, digest: bytes, first: int, last: int
+    ) -> bool:
+        """Whether an append is the one that its idempotency key stored before."""
+        if digest:
+            return keyed_digest(self._key(db, number), asked.digest) == digest
+        return agrees_with_remains(asked, first, self._read_in(db, number, first - 1, last))
+
     # -- removal and erasure -----------------------------------------------------------------------------------------
 
     def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
@@ -347,6 +356,7 @@ class SQLStore(SQLReads):
         """Remove the rows of a deleted log, except for the past that forks read; then do the same with its deleted
         ancestors, of which it needs nothing any more."""
         number = log.number
+        self._keys.forget_key(number)  # the key that the row has now counts
         readers = [log_from_columns(row) for row in db.execute(self.sql.DESCENDANTS, (number,)).fetchall()]
         if readers:
             self._cut(db, log, readers)
@@ -408,6 +418,7 @@ class SQLStore(SQLReads):
             for number in sorted({*burial.heads, *burial.living}):  # every process takes these locks in this order
                 lock = self.sql.LOCK_HEAD_OF_NUMBER if number in burial.heads else self.sql.LOCK_PARENT
                 found[number] = db.execute(lock, (number,)).fetchone()
+                self._keys.forget_key(number)  # the key that the row has now counts
             stored = self._find_stored(db, log, stamp)
             if stored is not None:
                 return stored
@@ -469,6 +480,7 @@ class SQLStore(SQLReads):
         uid, wrapped = db.execute(self.sql.KEY, (number,)).fetchone() or ("", None)
         if wrapped is None:
             return
+        self._check_master(db)  # another process may have changed it, and would not open what this one wraps
         old = self._key(db, number)
         wrapped, key = self._keys.new_key(uid)
         rows = db.execute(self.sql.TOMBSTONES, self._range(number, 0, MAX_SEQ)).fetchall()

@@ -191,8 +191,9 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
             found = fetch_one(db, ONCE, (number, keyed_digest(self._key(db, number), asked.idempotency_key.encode())))
             if found is not None:
                 digest, first, last = found
-                given = keyed_digest(self._key(db, number), asked.digest)
-                return repeat_outcome(id, asked, given == digest, first, last, before.epoch)
+                return repeat_outcome(
+                    id, asked, self._is_same(db, number, asked, digest, first, last), first, last, before.epoch
+                )
         lease = None if asked.claim is None else self._lease(db, number)
         batch = plan_append(id, before, asked, lease=lease, at=self.clock.now(), random=self.clock.random_bytes)
         self._write(db, number, batch)
@@ -285,11 +286,14 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
         query = SCANS[reverse, marked, since is not None, len(types or ())]
         shifted = number << SHIFT
         bound = (shifted | first, shifted | last, *(() if since is None else (since,)), *(types or ()))
-        rows = self.file.read(lambda db: fetch_all(db, query, (*bound, -1 if limit is None else limit)))
-        key = self._data_key(number)
-        if key is not None:
-            return [decrypt_row(key, number, Row(*row)) for row in rows]
-        return [Row(*row) for row in rows]
+
+        def read() -> list[Row]:
+            rows = self.file.read(lambda db: fetch_all(db, query, (*bound, -1 if limit is None else limit)))
+            return [Row(*row) for row in rows]
+
+        if not self._keys.has_master:
+            return read()
+        return self._read_sealed(number, read, lambda key, rows: [decrypt_row(key, number, row) for row in rows])
 
     # -- search ----------------------------------------------------------------------------------------------------
 

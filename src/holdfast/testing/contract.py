@@ -363,8 +363,11 @@ class StoreContract:
         assert rows[1].body is None
         assert [row.hash for row in rows[:-1]] == hashes
         assert store.verify(log)
-        with pytest.raises(KeyReused):  # what the key stood for is gone, so nothing can be said to be the same
-            store.append(log, [note("a secret"), note("no secret")], once="key")
+        again = store.append(log, [note("a secret"), note("no secret")], once="key")  # a retry is still the same
+        assert (again.first, again.last, again.repeated) == (2, 3, True)
+        for other in ([note("a secret"), note("no sacred")], [note("a much longer secret"), note("no secret")]):
+            with pytest.raises(KeyReused):  # what is left of the events tells that it is not
+                store.append(log, other, once="key")
         assert store.rebuild_view(log).to_bytes() == store.head(log).view
 
     def test_erasing_a_log_leaves_only_its_chain(self, store: Store, log: Log) -> None:
