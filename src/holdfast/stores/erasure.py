@@ -64,6 +64,12 @@ class ErasurePlan:
         go that a new message might name."""
         return not self.whole_logs and not self.blobs
 
+    @property
+    def touched_logs(self) -> list[int]:
+        """The logs that lose text."""
+        columns = {number for number, names in self.columns.items() if names}
+        return sorted({*self.tombstones, *self.blobs, *self.whole_logs, *columns})
+
     def record_data(self, log: Log) -> dict[str, Any]:
         """What the log of a session says of this: which of its events are gone, and a digest that vouches for what is
         left of them; those of a deleted ancestor included, which can say nothing any more."""

@@ -26,6 +26,7 @@ from holdfast.stores.append import (
 )
 from holdfast.stores.base import Fork, Log, TenantLog
 from holdfast.stores.erasure import INVALIDATING_TYPES, ErasurePlan, draft_notices
+from holdfast.stores.kept_answers import ANSWER_LINKS, ANSWERS, key_range
 from holdfast.stores.key_values import MemoryKeyValues
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.memory_reads import ClosedLock, LogInMemory, MemoryReads, SharedLogs
@@ -222,6 +223,7 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
                 raise Conflict(id, expected=expected or 0, head=kept.head.head)
             refuse_removal(id, kept.head, self._lease(kept), self.clock.now())
             del self._memory.names[self.tenant, kind, id]
+            self._drop_answers(kept)
             kept.deleted = True
             self._purge(number)
             return True
@@ -255,9 +257,20 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             others = [(kept, self._plan_batch(kept, each)) for kept, each in told]
             batch = self._plan_batch(mine, asked)
             self._commit_erasure(mine, batch, burial)
+            for number in burial.touched_logs:
+                self._drop_answers(self._memory.logs[number])
             for kept, one in others:
                 self._write(kept, one)
             return batch.outcome
+
+    def _drop_answers(self, kept: LogInMemory) -> None:
+        """Drop the answers about a log."""
+        (first, end), found = key_range((kept.log.kind, kept.log.id)), self._memory.key_values
+        for tenant, space, key in list(found):
+            if tenant == kept.tenant and space in (ANSWERS, ANSWER_LINKS) and first <= key < end and not kept.deleted:
+                value, _ = found.pop((tenant, space, key))
+                if space == ANSWER_LINKS:
+                    found.pop((tenant, ANSWERS, value), None)
 
     def _added_since(self, kept: LogInMemory, seq: int, types: Sequence[str]) -> bool:
         return any(row.type in types for row in kept.rows[max(0, seq - kept.log.base) :])

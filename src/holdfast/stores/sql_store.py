@@ -42,6 +42,7 @@ from holdfast.stores.encrypted_rows import (
 )
 from holdfast.stores.encryption import MasterKey
 from holdfast.stores.erasure import INVALIDATING_TYPES, ErasurePlan, draft_notices
+from holdfast.stores.kept_answers import drop_answers
 from holdfast.stores.lease import Claim
 from holdfast.stores.removal import find_remaining_past, make_tombstones, named_digests
 from holdfast.stores.rows import (
@@ -342,6 +343,7 @@ class SQLStore(SQLReads):
             refuse_removal(id, head, self._lease(db, number), self.clock.now())
             db.execute(self.sql.FREE_NAME, (number,))
             db.execute(self.sql.DROP_SESSION, (number,))
+            drop_answers(db, self.sql, self.tenant, (kind, id))
             crashpoint("inside remove")
             log = log_from_columns(found)
             for ancestor in log.ancestors:  # every process takes these locks in the same order
@@ -455,6 +457,10 @@ class SQLStore(SQLReads):
         return db.execute(self.sql.HAS_TYPES, values).fetchone() is None
 
     def _erase_parts(self, db: SQLConnection, burial: ErasurePlan) -> None:
+        for number in burial.touched_logs:
+            _, _, _, kind, id, *_ = db.execute(self.sql.FIND_NUMBER, (number,)).fetchone()
+            if id is not None:
+                drop_answers(db, self.sql, self.tenant, (kind, id))
         for number, tombstones in burial.tombstones.items():
             self._erase_events(db, number, tombstones)
         for number, digests in burial.blobs.items():

@@ -133,6 +133,10 @@ class Statements:
         "DELETE FROM names WHERE log = ? AND seq > ?",
         "DELETE FROM snapshots WHERE log = ? AND seq > ?",
     )
+    DROP_LINKED_ANSWERS = """DELETE FROM key_values WHERE tenant = ? AND space = 'answers' AND key IN
+        (SELECT value FROM key_values WHERE tenant = ? AND space = 'answers-about' AND key >= ? AND key < ?)"""
+    DROP_ANSWERS = """DELETE FROM key_values
+        WHERE tenant = ? AND space IN ('answers', 'answers-about') AND key >= ? AND key < ?"""
     ADD_ERASURE = "INSERT INTO erasures VALUES(?,?,TRUE) ON CONFLICT DO NOTHING"
     CLOSE_ERASURE = "UPDATE erasures SET open = FALSE WHERE log = ? AND open"
     FORGET_OWNER = "UPDATE sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL WHERE log = ?"
