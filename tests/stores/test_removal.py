@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -239,6 +240,46 @@ def test_what_a_deleted_parent_said_is_not_in_the_files(tmp_path: Path) -> None:
         store.tidy()
     raw = b"".join(path.read_bytes() for path in tmp_path.glob("log.db*"))
     assert [word for word in LATE if word.encode() in raw] == []
+
+
+def redact_among_many(store: SQLiteStore, seed: int) -> list[bytes]:
+    """Fill pages in turns, so that rows move between them, then redact some; returns the redacted words."""
+    rng = random.Random(seed)
+    sessions = [Session(f"s{number}", store=store) for number in range(12)]
+    added = []
+    for number in range(400):
+        session, word = rng.choice(sessions), f"secret{number}x"
+        added.append((session, session.add_message(Message.user(word + "z" * rng.randrange(1200))), word))
+    gone = rng.sample(added, 100)
+    for session, seq, _ in gone:
+        session.redact(seq, reason="asked")
+    return [word.encode() for _, _, word in gone]
+
+
+@pytest.mark.parametrize("seed", [2, 3, 5, 6, 7])
+def test_a_sweep_leaves_no_trace_in_the_pages_of_a_file(tmp_path: Path, seed: int) -> None:
+    with SQLiteStore(tmp_path / "log.db", synchronous="NORMAL") as store:
+        words = redact_among_many(store, seed)
+        assert sweep(store).purged == []
+        raw = b"".join(path.read_bytes() for path in tmp_path.glob("log.db*"))
+        assert [word for word in words if word in raw] == []
+        assert Session.open("s0", store=store).verify()
+
+
+def test_a_file_is_rewritten_only_after_a_removal_and_only_up_to_the_size_that_is_given(tmp_path: Path) -> None:
+    with SQLiteStore(tmp_path / "log.db") as store, SQLiteStore(tmp_path / "log.db") as other:
+        session = Session("s", store=store)
+        session.redact(session.add_message(Message.user("words")), reason="asked")
+        due = other._fetch_one("PRAGMA user_version")
+        assert due != (0,)
+        other.tidy(max_bytes=1000)
+        assert store._fetch_one("PRAGMA user_version") == due
+        other.tidy()
+        assert store._fetch_one("PRAGMA user_version") == (0,)
+        session.add_message(Message.user("more words"))
+        assert store._fetch_one("PRAGMA user_version") == (0,)
+        store.delete("s")
+        assert other._fetch_one("PRAGMA user_version") != (0,)
 
 
 def test_the_tables_of_this_module_are_all_that_there_are(tmp_path: Path, postgres_server: PostgresServer) -> None:

@@ -225,8 +225,9 @@ class Store(SessionStore, KeyValues, ABC):
         """Sessions with admitted runs that are not over, by number, and who is at them; of every tenant, if this store
         is bound to none."""
 
-    def tidy(self) -> None:
-        """After much was removed: leave nothing of it behind that this store could still clear away."""
+    def tidy(self, *, max_bytes: int | None = None) -> None:
+        """After a removal: leave nothing of it behind that this store could still clear away. Rewrites no file that is
+        larger than `max_bytes`."""
 
     @abstractmethod
     def schedule_sweep(self, log: Log, due: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -39,6 +40,7 @@ from holdfast.stores.sqlite_statements import SCANS, SHIFT, SQL
 from holdfast.stores.statements import Statements
 
 T = TypeVar("T")
+MAX_COUNT = 1 << 30
 MANY_WORDS = 500  # number of events above which the whole index is emptied, instead of the words of each event
 
 # Statements of the append, which is the hot path.
@@ -108,8 +110,17 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
 
         self.file.read(copy)
 
-    def tidy(self) -> None:
-        """Leave nothing of removed data in the write-ahead log; freed pages are overwritten when they are freed."""
+    def tidy(self, *, max_bytes: int | None = None) -> None:
+        """Leave nothing of removed data in the file and its write-ahead log.
+
+        Freed space is overwritten when it is freed. But SQLite moves rows between pages, and does not overwrite the
+        place that a row left. So the file is rewritten if data was removed since the last time. Other writers wait
+        meanwhile, about a second for 100 MB; `max_bytes` leaves a larger file for a quiet hour.
+        """
+        removals = self._fetch_one("PRAGMA user_version")[0]
+        if removals and (max_bytes is None or os.path.getsize(self.file.path) <= max_bytes):
+            self.file.vacuum()
+            self.file.write(lambda db: _clear_removals(db, removals))
         self.file.truncate_wal()
 
     # -- the database's own way --------------------------------------------------------------------------------------
@@ -132,7 +143,7 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
 
     def _erasure_transaction(self, log: Log, plan: ErasurePlan, job: Callable[[Connection], T]) -> T:
         result = self._key_transaction(job)
-        self.tidy()
+        self.file.truncate_wal()
         return result
 
     def _pipeline(self, db: Connection) -> AbstractContextManager[object]:
@@ -151,11 +162,13 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
         db.execute(SQL.GUARD_REPLACE)
 
     def _cut_events(self, db: Connection, number: int, last: int) -> None:
+        _count_removal(db)
         self._forget_words(db, number, last + 1, None)
         db.execute(SQL.CUT_EVENTS, self._range(number, last + 1, MAX_SEQ))
 
     def _erase_events(self, db: Connection, number: int, tombstones: list[tuple[int, bytes]]) -> None:
         key = self._key(db, number)
+        _count_removal(db)
         self._forget_words(db, number, 0, [seq for seq, _ in tombstones])
         erased = [(encrypt_tombstone(key, number, seq, stone), number << SHIFT | seq) for seq, stone in tombstones]
         db.executemany(SQL.SET_TOMBSTONE, erased)
@@ -394,6 +407,17 @@ def _is_indexed(db: Connection, number: int) -> bool:
     query = SCANS[False, False, False, len(INDEXED_TYPES)]
     bound = (shifted | (found[0] if found else 0) + 1, shifted | 0xFFFFFFFF, *INDEXED_TYPES, 1)
     return fetch_one(db, query, bound) is None
+
+
+def _count_removal(db: Connection) -> None:
+    """Note in the file that it holds traces of removed data until it is rewritten."""
+    (count,) = fetch_one(db, "PRAGMA user_version") or (0,)
+    db.execute(f"PRAGMA user_version = {count % MAX_COUNT + 1}")
+
+
+def _clear_removals(db: Connection, count: int) -> None:
+    if fetch_one(db, "PRAGMA user_version") == (count,):  # otherwise more was removed while the file was rewritten
+        db.execute("PRAGMA user_version = 0")
 
 
 def _bounds(number: int) -> tuple[int, int]:

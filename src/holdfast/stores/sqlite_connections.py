@@ -390,6 +390,14 @@ class SQLiteFile:
             busy, _, _ = fetch_one(self._writer, "PRAGMA wal_checkpoint(TRUNCATE)") or (1, 0, 0)
             return not busy
 
+    def vacuum(self) -> None:
+        """Rewrite the whole file. Readers go on; writers wait."""
+        self._check_open()
+        with self._write_lock, self._translate_errors():
+            if self.closed or self.poison_reason:
+                return
+            self._writer.execute("VACUUM")
+
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def _translate_errors(self) -> _ErrorTranslation:

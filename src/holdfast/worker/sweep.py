@@ -24,6 +24,8 @@ from holdfast.errors import (
     SessionExists,
     SessionHeld,
     SessionNotFound,
+    StoreBusy,
+    StoreFull,
 )
 from holdfast.log.events import Draft
 from holdfast.log.view import decode_view
@@ -38,6 +40,7 @@ BATCH = 200
 PAUSE_FACTOR = 2.0  # length of a pause, in times of the act before it
 LONGEST_PAUSE = 0.1
 KIND, ID = "sweep", "sweep"
+TIDY_BYTES = 128 << 20  # size of a SQLite file that a sweep rewrites after removals: a second or two
 RETRY_DELAY = 60_000_000  # microseconds until a session that could not be changed is due again
 
 
@@ -109,8 +112,10 @@ def sweep(
                     on_batch(report)
         finally:
             sweeper.end()
-    if report.purged:
-        store.tidy()
+    try:
+        store.tidy(max_bytes=TIDY_BYTES)
+    except (StoreBusy, StoreFull):
+        pass  # the next sweep tries again
     _report_sweep(report, store.clock.monotonic() - began)
     return report
 
