@@ -264,6 +264,6 @@ DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "kept answers": find_kept_answers,
     "replaced keys": find_replaced_keys,
     "retries after redactions": find_retries,
-    "tails": find_tails,
+    "removed tails": find_tails,
     "pages": find_pages,
 }
