@@ -1,6 +1,6 @@
 """What stays of a deleted log: the past that living forks read, and nothing after it.
 
-Nobody can name a deleted log any more, so what no fork needs is removed at once. A fork that shows its past needs the
+No caller can name a deleted log any more, so what no fork needs is removed at once. A fork that shows its past needs the
 content. A fork that is erased shows nothing and needs only hashes, by which its chain verifies.
 """
 

@@ -39,7 +39,7 @@ def _read_texts(store: Store) -> str:
     """What the tables of a store hold of logs, opened where it is sealed."""
     if isinstance(store, MemoryStore):
         logs = store._memory.logs.values()
-        return repr([(kept.rows and [row.body for row in kept.rows], kept.names, kept.blobs) for kept in logs])
+        return repr([([row.body for row in kept.rows], kept.names, kept.blobs) for kept in logs])
     assert isinstance(store, SQLiteStore)
     found: list[Any] = [store._fetch_all("SELECT * FROM blobs"), store._fetch_all("SELECT * FROM once")]
     for (number,) in store._fetch_all("SELECT log FROM logs"):
@@ -107,7 +107,7 @@ def find_lost_races(seed: int) -> list[str]:
                 store.delete("parent")
                 return apply(log, drafts, plan)
 
-            store.apply_erasure = lose  # type: ignore[method-assign]
+            store.apply_erasure = lose  # type: ignore[method-assign, assignment]
             parent.erase(reason="asked", actor="officer")
             found += [f"{store!r}: the fork still shows it"] if "sharedwords" in fork.export() else []
     return found
