@@ -21,7 +21,7 @@ from benchmarks.timing import Scale, clock, disk, flush_median, folder, places
 from benchmarks.workload import Audit, Plain, audit, plain_texts, turn
 from holdfast import Session
 from holdfast.stores import SQLiteStore
-from holdfast.stores.sqlite_connections import MAX_BATCH
+from holdfast.stores.group_commit import MAX_BATCH
 
 THREADS, PROCESSES, WRITERS = 8, 4, 64
 SHARE_BOUND, BATCHED_BOUND, APSW_BOUND = 0.5, 3.0, 0.6

@@ -110,14 +110,18 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "delete leaves the events",
         "families",
-        ("stores.sqlite", "db.execute(SQL.PURGE_EVENTS, _bounds(number))", "pass"),
+        ("stores.sqlite", "db.execute(SQL.CUT_EVENTS, self._range(number, last + 1, MAX_SEQ))", "pass"),
     ),
-    mutant("delete leaves the words", "families", ("stores.sqlite", "self._forget_words(db, number, None)", "pass")),
+    mutant(
+        "delete leaves the words",
+        "families",
+        ("stores.sqlite", "self._forget_words(db, number, last + 1, None)", "pass"),
+    ),
     mutant("delete forgets a dead parent", "families", ("stores.memory", "self._purge(ancestor)", "pass")),
     mutant(
         "delete does not look for forks",
         "families",
-        ("stores.sql_store", "if db.execute(self.sql.HAS_READER, (number,)).fetchone() is not None:", "if False:"),
+        ("stores.sql_store", "if readers:\n            self._cut", "if False:\n            self._cut"),
     ),
     mutant(
         "an append brings a deleted session back",
@@ -262,7 +266,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "redacted words stay in the index",
         "remains of redaction",
-        ("stores.sqlite", "self._forget_words(db, number, [seq for seq, _ in tombstones])", "pass"),
+        ("stores.sqlite", "self._forget_words(db, number, 0, [seq for seq, _ in tombstones])", "pass"),
     ),
     mutant(
         "a digest of what was redacted stays",

@@ -17,12 +17,13 @@ from starlette.responses import Response, StreamingResponse
 
 from holdfast.concurrency import off_thread
 from holdfast.errors import SessionBusy, StoreUnavailable
+from holdfast.log.events import Draft
 from holdfast.server import idempotency
 from holdfast.server.api_keys import create_key
 from holdfast.server.auth import Writer
 from holdfast.server.config import Config
 from holdfast.server.http.strict_routes import StrictRoute
-from holdfast.server.idempotency import drop_session_answers, handles_idempotency_itself, key_of, scope_of
+from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
 from holdfast.stores.base import Store
 from tests.kit.minimal_server import Address, MinimalServer, start_server
 
@@ -203,7 +204,7 @@ def test_the_mark_of_a_dead_server_runs_out(
     slips = {key for key, _ in store.kv_list("answers")}
     # A server that dies in the middle leaves the mark, and no process renews it.
     scope = sha256(b'[null,"POST","/things","k"]').hexdigest()
-    idempotency._AnswerRecord(store, scope).put_mark(sha256(b"\n" + body).hexdigest())
+    idempotency._AnswerRecord(store, None, scope).put_mark(sha256(b"\n" + body).hexdigest())
     assert len(store.kv_list("answers")) == len(slips) + 1
 
     def post() -> httpx2.Response:
@@ -271,16 +272,20 @@ def test_a_key_is_short_and_printable(server: Address, client: httpx2.Client, ke
 
 def test_answers_about_a_session_go_with_it(client: httpx2.Client, store: Store, routes: CountingRoutes) -> None:
     """Those to requests about it, and those that made it, wherever they were asked for."""
+    for id in ("a", "b", "x"):
+        store.create("session", id, [Draft(type="session.created")])
     for path, text in (("/sessions", "a"), ("/sessions/b/fork", "a"), ("/sessions/a/facts", "x"), ("/sessions", "b")):
         client.post(path, json={"text": text}, headers=make_key_header(f"{path}-{text}"))
     assert len(store.kv_list("answers")) == 4
     assert routes.ran == 4
-    drop_session_answers(store, "a")
+    store.delete("a")
     assert len(store.kv_list("answers")) == 1
     assert client.post("/sessions", json={"text": "b"}, headers=make_key_header("/sessions-b")).json()["n"] == 4
     assert client.post("/sessions", json={"text": "a"}, headers=make_key_header("/sessions-a")).json()["n"] == 5
-    drop_session_answers(store, "b")
-    drop_session_answers(store, "nonesuch")
+    assert len(store.kv_list("answers")) == 1  # an answer about a session that is gone is not kept
+    store.delete("b")
+    store.delete("x")
+    assert store.kv_list("answers") == store.kv_list("answers-about") == []
 
 
 def test_a_session_id_that_is_none_is_no_trouble(client: httpx2.Client) -> None:

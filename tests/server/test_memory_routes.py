@@ -13,8 +13,8 @@ from holdfast.errors import InvalidArgument
 from holdfast.server.app import Server
 from holdfast.server.app_loader import load_app
 from holdfast.server.config import Config
-from holdfast.server.idempotency import ANSWER_LINKS, ANSWERS
 from holdfast.stores import MemoryStore
+from holdfast.stores.kept_answers import ANSWER_LINKS, ANSWERS
 from tests.server.test_routes import (
     TOKEN,
     CheckedServer,

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
+
 from holdfast import Message, Session
 from holdfast.models.base import TextDelta
 from holdfast.server.event_stream import follow_tail
@@ -126,4 +128,50 @@ async def test_a_tail_forgets_what_was_redacted() -> None:
             break
     assert [item.seq for item in found] == [1, secret, last, last + 1]
     assert [item.seq for item in found if item.event is None or item.event.erased] == [secret]
+    await feed.close()
+
+
+@pytest.mark.parametrize("way", ["redact", "erase", "redact the parent", "erase the parent"])
+async def test_a_reader_that_joins_is_not_told_what_another_process_removed_before(way: str) -> None:
+    """Another process removed it, and this one has not asked for new events since."""
+    store = MemoryStore()
+    parent = Session("parent", store=store)
+    shared = parent.add_message(Message.user("a secret"))
+    session = parent.fork("s") if "parent" in way else parent
+    feed = await open_feed(store, poll=60)
+    tail = await feed.open_tail(store, session.log)
+    feed.notify_append(session.log)
+    if session is parent:
+        shared = parent.add_message(Message.user("another secret"))
+        feed.notify_append(session.log)
+        await asyncio.sleep(0.05)
+        assert [item.seq for item in tail.items] == [shared]
+    if way.startswith("redact"):
+        parent.redact(shared, reason="a slip")
+    else:
+        parent.erase(reason="asked", actor="officer")
+    found: list[TailItem] = []
+    async for items in follow_tail(feed, await feed.open_tail(store, session.log), shared - 1, 0):
+        found += items
+        if found[-1].seq >= session.head:
+            break
+    assert found[0].seq == shared
+    assert found[0].event is not None
+    assert found[0].event.erased
+    assert not [item for item in tail.items if b"secret" in ((item.event and item.event.body) or b"")]
+    await feed.close()
+
+
+async def test_a_tail_holds_nothing_of_a_deleted_session() -> None:
+    store = MemoryStore()
+    session = Session("s", store=store)
+    feed = await open_feed(store)
+    tail = await feed.open_tail(store, session.log)
+    session.add_message(Message.user("a secret"))
+    while not tail.items:
+        await asyncio.sleep(0.01)
+    store.delete("s")
+    while not tail.is_deleted:
+        await asyncio.sleep(0.01)
+    assert not tail.items
     await feed.close()

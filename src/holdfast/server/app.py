@@ -27,7 +27,6 @@ from holdfast.server.auth import Authenticator, Caller
 from holdfast.server.config import Config
 from holdfast.server.http.middleware import SecurityMiddleware
 from holdfast.server.http.route_table import RouteTable
-from holdfast.server.idempotency import drop_memory_answers, drop_session_answers
 from holdfast.server.logging import extra_fields, log
 from holdfast.server.metrics import Metrics
 from holdfast.server.model_calls import call_model
@@ -113,12 +112,10 @@ class Server:
         while self.runs.is_working_on(run, log.number) and self.store.clock.monotonic() < until:
             await asyncio.sleep(0.002)
 
-    def drop_session_copies(self, store: Store, log: Log) -> None:
-        """Drop the session object and the stored answers of a session that was redacted, erased or deleted."""
+    def drop_session_object(self, store: Store, log: Log) -> None:
+        """Drop the cached object of a session that was redacted, erased or deleted."""
         with self._lock:
             self._sessions.pop((store.tenant, log.number), None)
-        drop_session_answers(store, log.id)
-        drop_memory_answers(store, log.user_id, log.app_name)  # its memories may be erased as well
 
     async def call_blocking(self, caller: Caller, asks_model: bool, work: Callable[[], T]) -> T:
         """Call `work` on a thread: one of its own if it asks a model, which takes as long as the provider likes."""

@@ -55,6 +55,8 @@ async def follow_tail(feed: Feed, tail: Tail, seq: int, n: int) -> AsyncIterator
     position, limit = -1, 2
     while not feed.is_closing:
         if position < tail.start:  # a new reader, or one that is behind the tail
+            if tail.is_deleted:
+                return
             if seq < tail.base:
                 rows = await off_thread(tail.store.read, tail.log, seq + 1, tail.base, limit=limit)
                 if rows:
@@ -65,8 +67,6 @@ async def follow_tail(feed: Feed, tail: Tail, seq: int, n: int) -> AsyncIterator
                     items = [TailItem(event.seq, 0, event, None) for event in events]
                     yield items
                     continue
-                if tail.is_deleted:
-                    return
             position = tail.start + sum((item.seq, item.n) <= (seq, n) for item in tail.items)
         behind = tail.end - position
         if behind > 0:

@@ -2,8 +2,8 @@
 
 The first request puts a mark that expires by itself, so that a server that dies does not block its key for ever. The
 mark is renewed while the request runs, and replaced by the answer at its end. Only answers of success are kept: after a
-failure the same request may be tried again. An answer shows a session or memories, so it is dropped when these are
-deleted or forgotten, and it is encrypted if the store is.
+failure the same request may be tried again. An answer shows a session or memories, so the store drops it in the
+transaction that removes text from these, and it is encrypted if the store is.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from starlette.responses import Response
 from holdfast.concurrency import off_thread
 from holdfast.errors import AgentExists, InvalidArgument, KeyInUse, KeyReused, SessionExists, StoreError
 from holdfast.log import codec
+from holdfast.log.chain import ERASING_TYPES
 from holdfast.log.identifiers import is_id
 from holdfast.memory.memory_log import memory_log_key
 from holdfast.server.auth import Caller
 from holdfast.server.errors import count_error
 from holdfast.stores.base import Store
-from holdfast.stores.encryption import WRAPPED
+from holdfast.stores.kept_answers import ANSWER_LINKS, ANSWERS, LogName, answers_prefix, open_answer, seal_answer
 
-ANSWERS = "answers"
 NEW_IDS = "made"  # key-value space: the id that a key creates something under
-ANSWER_LINKS = "answers-about"  # the answers that show a session, besides answers to requests on its path
 ANSWER_LIFETIME = 24 * 3600 * 1_000_000  # microseconds
 MARK_LIFETIME = 60 * 1_000_000
 RENEWAL_SECONDS = 20.0  # seconds
@@ -44,6 +43,12 @@ T = TypeVar("T")
 def handles_idempotency_itself(endpoint: Endpoint) -> Endpoint:
     """Mark an endpoint that handles Idempotency-Key itself."""
     endpoint.own_answers = True  # type: ignore[attr-defined]
+    return endpoint
+
+
+def removes_content(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint that removes content of a session, and whose answer shows none."""
+    endpoint.removes_content = True  # type: ignore[attr-defined]
     return endpoint
 
 
@@ -95,44 +100,23 @@ def create_once(
         raise
 
 
-def drop_session_answers(store: Store, session_id: str) -> None:
-    """Drop the answers that show a session that was deleted, erased or redacted. Blocks."""
-    for space in (ANSWERS, ANSWER_LINKS):
-        prefix, after = _session_prefix(session_id), _session_prefix(session_id)
-        while page := [each for each in store.kv_list(space, after=after) if each[0].startswith(prefix)]:
-            for key, value in page:
-                if space == ANSWER_LINKS:
-                    store.kv_delete(ANSWERS, value.decode())
-                store.kv_delete(space, key)
-            after = page[-1][0]
-
-
 def tag_with_memories(response: Response, user_id: str | None, app_name: str | None) -> Response:
     """Mark an answer that shows memories, so that it is dropped when one of them is forgotten."""
-    response.about = _memories_key(user_id, app_name)  # type: ignore[attr-defined]
+    response.about = memory_log_key(user_id, app_name)  # type: ignore[attr-defined]
     return response
 
 
-def drop_memory_answers(store: Store, user_id: str | None, app_name: str | None) -> None:
-    """Drop the answers that show memories of a user, or memories of an app without a user. Blocks."""
-    drop_session_answers(store, _memories_key(user_id, app_name))
-
-
-def _memories_key(user_id: str | None, app_name: str | None) -> str:
-    return "\nmemories " + sha256(codec.encode(list(memory_log_key(user_id, app_name)))).hexdigest()
-
-
-def _session_prefix(session_id: str) -> str:
-    return f"{session_id}\n"  # no id has a line break in it
-
-
-async def answer_once(request: Request, caller: Caller, run: Callable[[], Awaitable[Response]]) -> Response:
-    """Run a request, or return the answer that its key got before."""
+async def answer_once(
+    request: Request, caller: Caller, run: Callable[[], Awaitable[Response]], *, has_content: bool = True
+) -> Response:
+    """Run a request, or return the answer that its key got before. Without content, the answer outlives the session:
+    it says only that content was removed, and a retry must find it."""
     key, scope = key_of(request), scope_of(request, caller)
     if key is None or scope is None:
         return await run()
     session_id: str = request.path_params.get("session_id", "")
-    answers = _AnswerRecord(caller.store, _session_prefix(session_id) + scope if is_id(session_id) else scope)
+    path_log = ("session", session_id) if has_content and is_id(session_id) else None
+    answers = _AnswerRecord(caller.store, path_log, scope)
     digest = sha256(request.scope["query_string"] + b"\n" + await request.body()).hexdigest()
     found = await off_thread(answers.put_mark, digest)
     if found is not None:
@@ -141,7 +125,7 @@ async def answer_once(request: Request, caller: Caller, run: Callable[[], Awaita
         if "status" not in found:
             raise KeyInUse(key)
         return _replay_answer(found)
-    renewal = asyncio.create_task(answers.renew_until_cancelled(digest))
+    renewal = asyncio.create_task(answers.renew_until_cancelled())
     try:
         response = await run()
     except Exception:
@@ -157,23 +141,23 @@ async def answer_once(request: Request, caller: Caller, run: Callable[[], Awaita
         return response
     headers = {name: response.headers[name] for name in HEADERS_KEPT if name in response.headers}
     kept = {"digest": digest, "status": response.status_code, "headers": headers, "body": body.decode()}
-    about = getattr(response, "about", None) or _find_session_id(body)
+    about = getattr(response, "about", None) or _find_session(body)
     try:
-        await off_thread(answers.store_answer, kept, about if about != session_id else None)
+        await off_thread(answers.store_answer, kept, about)
     except StoreError as error:
         # The request has succeeded and is stored: the client gets its answer, though a retry will not find it.
         count_error(error, request.app.state.server.metrics)
     return response
 
 
-def _find_session_id(body: bytes) -> str | None:
-    """Return the id of the session that an answer shows."""
+def _find_session(body: bytes) -> LogName | None:
+    """Return the session that an answer shows."""
     try:
         found = codec.decode(body)
     except ValueError:
         return None
     is_session = isinstance(found, dict) and found.keys() >= {"id", "work_dir", "status"}
-    return found["id"] if is_session and is_id(found["id"]) else None
+    return ("session", found["id"]) if is_session and is_id(found["id"]) else None
 
 
 def _replay_answer(kept: dict[str, Any]) -> Response:
@@ -183,68 +167,66 @@ def _replay_answer(kept: dict[str, Any]) -> Response:
 
 
 class _AnswerRecord:
-    """The stored entry of one key: a mark, then the answer."""
+    """The stored entry of one key: a mark, then the answer.
 
-    def __init__(self, store: Store, place: str) -> None:
-        self._store, self._entry_key = store, place
+    The answer only takes the place of this request's own mark. A removal drops the mark with everything else about the
+    session, so an answer that is late is not kept.
+    """
+
+    def __init__(self, store: Store, log: LogName | None, scope: str) -> None:
+        self._store, self._log = store, log
+        self._entry_key = scope if log is None else answers_prefix(log) + scope
+        self._mark = b""
 
     def put_mark(self, digest: str) -> dict[str, Any] | None:
         """Put the mark and return None; or return the entry that is there already."""
-        found = self._store.kv_put(
-            ANSWERS,
-            self._entry_key,
-            self._encode_mark(digest),
-            only_new=True,
-            expires=self._expiry_after(MARK_LIFETIME),
-        )
-        if found is None:
-            return None
-        opened: dict[str, Any] = codec.decode(_decrypt_answer(self._store, found, self._entry_key))
-        return opened
+        store = self._store
+        content = codec.encode({"digest": digest, "by": store.clock.new_id()})
+        self._mark = seal_answer(store, self._log, content, self._entry_key)
+        while True:
+            expires = self._expiry_after(MARK_LIFETIME)
+            found = store.kv_put(ANSWERS, self._entry_key, self._mark, only_new=True, expires=expires)
+            if found is None:
+                return None
+            opened = open_answer(store, found, self._entry_key)
+            if opened is not None:
+                decoded: dict[str, Any] = codec.decode(opened)
+                return decoded
+            if store.kv_replace(ANSWERS, self._entry_key, found, self._mark, expires=expires):
+                return None  # no process can open what was there
 
-    async def renew_until_cancelled(self, digest: str) -> None:
+    async def renew_until_cancelled(self) -> None:
         while True:
             await asyncio.sleep(RENEWAL_SECONDS)
             with suppress(StoreError):  # the next renewal may succeed
-                await off_thread(self._renew_mark, digest)
+                await off_thread(self._renew_mark)
 
-    def _renew_mark(self, digest: str) -> None:
-        self._store.kv_put(
-            ANSWERS, self._entry_key, self._encode_mark(digest), expires=self._expiry_after(MARK_LIFETIME)
-        )
+    def _renew_mark(self) -> None:
+        expires = self._expiry_after(MARK_LIFETIME)
+        self._store.kv_replace(ANSWERS, self._entry_key, self._mark, self._mark, expires=expires)
 
-    def store_answer(self, answer: dict[str, Any], about: str | None) -> None:
+    def store_answer(self, answer: dict[str, Any], about: LogName | None) -> None:
         expires = self._expiry_after(ANSWER_LIFETIME)
-        if about is not None:  # before the answer: an answer without its link could not be dropped
-            digest = sha256(self._entry_key.encode()).hexdigest()
-            self._store.kv_put(ANSWER_LINKS, _session_prefix(about) + digest, self._entry_key.encode(), expires=expires)
-        value = _encrypt_answer(self._store, codec.encode(answer), self._entry_key)
-        self._store.kv_put(ANSWERS, self._entry_key, value, expires=expires)
+        if about is not None and about != self._log:
+            # Before the answer: an answer without its link could not be dropped.
+            link = answers_prefix(about) + sha256(self._entry_key.encode()).hexdigest()
+            self._store.kv_put(ANSWER_LINKS, link, self._entry_key.encode(), expires=expires)
+            if _has_lost_content(self._store, about):  # before there was a link
+                self._store.kv_delete(ANSWER_LINKS, link)
+                self.drop_mark()
+                return
+        value = seal_answer(self._store, about or self._log, codec.encode(answer), self._entry_key)
+        self._store.kv_replace(ANSWERS, self._entry_key, self._mark, value, expires=expires)
 
     def drop_mark(self) -> None:
         with suppress(StoreError):  # the mark expires by itself
             self._store.kv_delete(ANSWERS, self._entry_key)
 
-    def _encode_mark(self, digest: str) -> bytes:
-        return _encrypt_answer(self._store, codec.encode({"digest": digest}), self._entry_key)
-
     def _expiry_after(self, microseconds: int) -> int:
         return self._store.clock.now() + microseconds
 
 
-def _encrypt_answer(store: Store, value: bytes, place: str) -> bytes:
-    """Return the bytes to store: in an encrypted store an answer is encrypted with a key of its own."""
-    keys = getattr(store, "_keys", None)
-    if keys is None or not keys.has_master:
-        return b"\0" + value
-    wrapped, key = keys.vault.new_key(place.encode())
-    sealed: bytes = b"\1" + wrapped + key.seal(value, place.encode())
-    return sealed
-
-
-def _decrypt_answer(store: Store, value: bytes, place: str) -> bytes:
-    if value[:1] == b"\0":
-        return value[1:]
-    key = store._keys.vault.unwrap(value[1 : 1 + WRAPPED], place.encode())  # type: ignore[attr-defined]
-    opened: bytes = key.open(value[1 + WRAPPED :], place.encode())
-    return opened
+def _has_lost_content(store: Store, log: LogName) -> bool:
+    """Whether a session that a request has made is gone, or lost content, by now."""
+    found = store.find(*log)
+    return log[0] == "session" and (found is None or bool(store.read(found, types=ERASING_TYPES, limit=1)))

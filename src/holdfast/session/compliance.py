@@ -15,7 +15,7 @@ from holdfast.log.view import decode_view
 from holdfast.memory.memory_log import USER_KIND as USER_MEMORY
 from holdfast.memory.memory_log import erase_memories_from
 from holdfast.policy.retention import Retention
-from holdfast.stores.erasure import plan_erasure, plan_redaction
+from holdfast.stores.erasure import ErasurePlan, plan_erasure, plan_erasure_of_deleted, plan_redaction
 from holdfast.stores.receipts import make_receipt
 from holdfast.stores.urls import open_store
 
@@ -148,10 +148,10 @@ class ComplianceMethods:
         """
         data, who = self._reason_data(reason), _check_actor(actor)
         called = _sessions_called_by(self.store, self.log, _tool_call_events(self.store, self.log))
-        whole = dict.fromkeys(plan_erasure(self.store, self.log).whole_logs)
-        self._forget_memories(whole)
+        owner, whole = (self.log.user_id, self.log.app_name), _uids_erased_with(self.store, self.log)
+        erase_memories_from(self.store, owner, whole)
         count = _erase_log(self.store, self.log, data, who)
-        self._forget_memories(whole)
+        erase_memories_from(self.store, owner, whole)
         count += self._erase_called_sessions(called, data, who)
         self.cache.forget_history()
         receipt = make_receipt(self.store, "erasure", [self.log, *called], events=count, actor=who)
@@ -170,9 +170,7 @@ class ComplianceMethods:
         data, who = {"reason": check_name(reason, "a reason", found.limits.metadata)}, _check_actor(actor)
         logs = _logs_of_user(found, owner)
         # Planning raises for a session under a hold, before any session is erased.
-        gone = [
-            {found.log_of_number(number).uid: None for number in plan_erasure(found, log).whole_logs} for log in logs
-        ]
+        gone = [_uids_erased_with(found, log) for log in logs]
         events, ids = 0, []
         for log, uids in zip(logs, gone, strict=True):
             shared = None, log.app_name  # the memories of the user go with their log, below
@@ -210,9 +208,9 @@ class ComplianceMethods:
 
         return sweep(store, dry_run=dry_run, batch=batch)
 
-    def _forget_memories(self, gone: Mapping[int, Iterable[int] | None], repetition: Repetition | None = None) -> None:
-        """Remove the memories that came from these events, by the number of their log; None means all its events. Also
-        those that came from the turn of a redacted event and repeat its text."""
+    def _forget_memories(self, gone: Mapping[int, Iterable[int]], repetition: Repetition | None = None) -> None:
+        """Remove the memories that came from these events, by the number of their log; also those that came from the
+        turn of a redacted event and repeat its text."""
         found = {self.store.log_of_number(number).uid: seqs for number, seqs in gone.items()}
         erase_memories_from(self.store, (self.log.user_id, self.log.app_name), found, repetition)
 
@@ -221,11 +219,11 @@ class ComplianceMethods:
 
         Returns the number of events whose payload was removed.
         """
-        count = 0
+        count, owner = 0, (self.log.user_id, self.log.app_name)
         for log in called:
-            self._forget_memories({log.number: None})
+            erase_memories_from(self.store, owner, {log.uid: None})
             count += _erase_log(self.store, log, data, actor)
-            self._forget_memories({log.number: None})
+            erase_memories_from(self.store, owner, {log.uid: None})
         return count
 
     def _reason_data(self, reason: str) -> dict[str, Any]:
@@ -282,8 +280,17 @@ def _call_id_of(event: Event) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def _uids_erased_with(store: Store, log: Log) -> dict[str, None]:
+    """The logs that are erased as a whole with a session, as the memories name them. Raises for a session under a
+    hold."""
+    return {store.log_of_number(number).uid: None for number in plan_erasure(store, log).whole_logs}
+
+
 def _erase_log(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:
-    """Erase one log; plans again when another writer appends first. Returns the number of payloads removed."""
+    """Erase one log; plans again when another writer appends first. Returns the number of payloads removed.
+
+    Another process may delete the session meanwhile. Its forks still show what they share with it, so that is erased.
+    """
     while True:
         try:
             burial = plan_erasure(store, log)
@@ -292,5 +299,26 @@ def _erase_log(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:
         except Conflict:
             continue
         except SessionNotFound:
-            return 0  # another process deleted the session since it was found
-        return sum(len(stones) for stones in burial.tombstones.values())
+            if store.id_of_number(log.number) is None:
+                return _erase_deleted_log(store, log, data, actor)
+            continue  # a fork was deleted while it was looked at
+        return _count_tombstones(burial)
+
+
+def _erase_deleted_log(store: Store, log: Log, data: dict[str, Any], actor: str) -> int:
+    """Erase what forks show of a deleted session. One of them records it, and the others get a notice."""
+    while True:
+        try:
+            found = plan_erasure_of_deleted(store, log)
+            if found is None:
+                return 0
+            recorder, burial = found
+            record = data | {"by": log.id} | burial.record_data(recorder)
+            store.apply_erasure(recorder, [Draft(type="event.redacted", data=record, actor=actor)], burial)
+            return _count_tombstones(burial)
+        except (Conflict, SessionNotFound):
+            continue  # a fork has moved or is deleted: another one may have to record it
+
+
+def _count_tombstones(burial: ErasurePlan) -> int:
+    return sum(len(stones) for stones in burial.tombstones.values())

@@ -22,7 +22,7 @@ from holdfast.errors import (
     StaleEpoch,
 )
 from holdfast.log import chain, codec
-from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Row
+from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Row, unpack_header
 from holdfast.log.messages import Limits
 from holdfast.log.named_values import NAMING_TYPES, NameRow, columns_of, names_of
 from holdfast.log.times import days_to_microseconds
@@ -119,9 +119,12 @@ class AppendRequest:
     def digest(self) -> bytes:
         """What the key stands for. Of a message that is admitted and run in one append, only the message: the same key
         may admit it again without running it."""
-        if self.drafts and self.drafts[0].type == "message.queued":
-            return chain.content_digest(self.drafts[:1], self.encoded[:1])
-        return chain.content_digest(self.drafts, self.encoded)
+        compared = self.compared_drafts
+        return chain.content_digest(compared, self.encoded[: len(compared)])
+
+    @property
+    def compared_drafts(self) -> Sequence[Draft]:
+        return self.drafts[:1] if self.drafts and self.drafts[0].type == "message.queued" else self.drafts
 
 
 class RetentionRow(NamedTuple):
@@ -209,6 +212,32 @@ def repeat_outcome(
     if not same:
         raise KeyReused(session_id, asked.idempotency_key or "")
     return AppendResult(first=first, last=last, epoch=epoch, repeated=True)
+
+
+def agrees_with_remains(asked: AppendRequest, first: int, rows: Sequence[Row]) -> bool:
+    """Whether an append agrees with the events that its key stored from `first` on, after content of them was erased.
+
+    A digest of the content would let a short text be guessed, so none is kept. What is left is compared: types, turns,
+    authors, and the sizes of messages. The event before the first is among the rows if the log has it.
+    """
+    drafts = asked.compared_drafts
+    tokens = {row.seq: row.tokens for row in rows}
+    stored = [row for row in rows if row.seq >= first]
+    return len(stored) >= len(drafts) and all(
+        _agrees(draft, payload, row, tokens.get(row.seq - 1))
+        for draft, payload, row in zip(drafts, asked.encoded, stored, strict=False)
+    )
+
+
+def _agrees(draft: Draft, payload: bytes, row: Row, tokens_before: int | None) -> bool:
+    header = (VERSIONS[draft.type], draft.run, draft.branch, draft.author, draft.actor)
+    if row.type != draft.type or unpack_header(row.header) != header:
+        return False
+    if row.body is not None:
+        return row.body[SALT_SIZE:] == payload
+    if draft.type not in MESSAGE_TYPES or tokens_before is None:
+        return True
+    return row.tokens - tokens_before == chain.estimate_tokens(len(payload))
 
 
 def plan_append(

@@ -232,8 +232,9 @@ class Store(SessionStore, KeyValues, SignedHeads, WriteFaults, ABC):
         """Now, by the clock that all processes of this store share: on PostgreSQL the clock of the database."""
         return self.clock.now()
 
-    def tidy(self) -> None:
-        """After much was removed: leave nothing of it behind that this store could still clear away."""
+    def tidy(self, *, max_bytes: int | None = None) -> None:
+        """After a removal: leave nothing of it behind that this store could still clear away. Rewrites no file that is
+        larger than `max_bytes`."""
 
     @abstractmethod
     def schedule_sweep(self, log: Log, due: int | None) -> None:

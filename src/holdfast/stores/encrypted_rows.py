@@ -95,6 +95,10 @@ class Keys:
         self.put_key(number, key)
         return key
 
+    def forget_key(self, number: int) -> None:
+        """Drop the cached key of a log: another process may have replaced it by an erasure."""
+        self._open.pop(number, None)
+
     def clear_cache(self) -> None:
         """Drop all cached keys, after a failed transaction: a key that it created belongs to no log."""
         self._open.clear()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ImmutableSession, InvalidArgument, SessionHeld, TurnOpen
+from holdfast.errors import ImmutableSession, InvalidArgument, SessionHeld, SessionNotFound, TurnOpen
 from holdfast.log import codec
 from holdfast.log.chain import digest_tombstones
 from holdfast.log.event_texts import find_texts
@@ -18,10 +18,11 @@ from holdfast.log.events import UNREADABLE, Draft, Event
 from holdfast.log.lines import one_line
 from holdfast.log.named_values import NAMING_TYPES
 from holdfast.log.ranges import Ranges, append_seq
-from holdfast.log.tombstones import make_tombstone, tombstone_of_row
+from holdfast.log.tombstones import make_tombstone
 from holdfast.log.view import View, decode_view
 from holdfast.stores.append import Head, expiry, is_locked
 from holdfast.stores.messages import blobs_of_event
+from holdfast.stores.removal import is_erased, last_shared, make_tombstones
 from holdfast.stores.repetition import Repetition, find_repetition
 from holdfast.stores.verification import walk_lenient
 
@@ -46,11 +47,13 @@ class ErasurePlan:
     tombstones: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)  # log -> (seq, what is left)
     blobs: dict[int, set[str]] = field(default_factory=dict)
     heads: dict[int, int] = field(default_factory=dict)  # log -> the head that this was planned at
+    living: set[int] = field(default_factory=set)  # ancestors that were not deleted: a deleted one may lose more
     readers: dict[int, set[int]] = field(default_factory=dict)  # log -> those who read from it
     names: dict[int, set[tuple[str, int]]] = field(default_factory=dict)  # rows of named values: name and seq
     columns: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of rows in the list of sessions
     whole_logs: list[int] = field(default_factory=list)  # logs of which names, keys, index and every blob go as well
-    deleted_logs: set[int] = field(default_factory=set)  # deleted logs among them
+    cuts: dict[int, int] = field(default_factory=dict)  # deleted log -> its last event that another fork shows
+    deleted_logs: set[int] = field(default_factory=set)  # deleted logs that lose events
     affected_logs: list[Log] = field(
         default_factory=list
     )  # living sessions that lose data: each gets a notice in its own log
@@ -61,6 +64,12 @@ class ErasurePlan:
         """Whether events that repeat nothing may have been added since the plan: not if all must go, and not if bytes
         go that a new message might name."""
         return not self.whole_logs and not self.blobs
+
+    @property
+    def touched_logs(self) -> list[int]:
+        """The logs that lose text."""
+        columns = {number for number, names in self.columns.items() if names}
+        return sorted({*self.tombstones, *self.blobs, *self.whole_logs, *columns})
 
     def record_data(self, log: Log) -> dict[str, Any]:
         """What the log of a session says of this: which of its events are gone, and a digest that vouches for what is
@@ -77,14 +86,16 @@ class ErasurePlan:
         for seq, _ in tombstones:
             append_seq(seqs, seq)
         found: dict[str, Any] = {"erased": seqs, "tombs": digest_tombstones(stone for _, stone in tombstones)}
-        prompts = sorted(digest for number in path for digest in self.blobs.get(number, ()))
+        # Also those of a parent that is not deleted: its own record of them goes when it is deleted.
+        holders = {log.number, *(number for number, _ in log.ancestry)}
+        prompts = sorted({digest for number in holders for digest in self.blobs.get(number, ())})
         return found | ({"blobs": prompts} if prompts else {})
 
 
 def draft_notices(log: Log, drafts: Sequence[Draft], burial: ErasurePlan) -> list[tuple[Log, Draft]]:
     """Return the notices for the other living sessions that lose data, written in the same transaction."""
     (draft,) = drafts
-    about = {"reason": draft.data.get("reason", ""), "by": log.id}
+    about = {"reason": draft.data.get("reason", ""), "by": draft.data.get("by", log.id)}
     return [
         (other, Draft(type="event.redacted", data=about | burial.record_data(other), actor=draft.actor))
         for other in burial.affected_logs
@@ -134,8 +145,39 @@ def plan_erasure(store: Store, log: Log) -> ErasurePlan:
     head = store.head(log)
     if decode_view(head.view).held:
         raise SessionHeld("erase", reason=f"event {decode_view(head.view).held} says why")
-    burial = ErasurePlan(heads={log.number: head.head}, columns={log.number: LIST_COLUMNS}, whole_logs=[log.number])
-    _plan_whole_log(store, log, log, head.head, burial)
+    burial = ErasurePlan(columns={log.number: LIST_COLUMNS})
+    _plan_whole_log(store, log, head.head, burial)
+    _plan_forks(store, log, burial)
+    for number, _ in log.ancestry:
+        ancestor = store.log_of_number(number)
+        if ancestor.id:
+            burial.living.add(number)
+        else:
+            _plan_deleted_ancestor(store, log, ancestor, burial)
+    return burial
+
+
+def plan_erasure_of_deleted(store: Store, log: Log) -> tuple[Log, ErasurePlan] | None:
+    """Everything that forks show of a session that was deleted, and the fork that records it; None if no fork shows
+    any of it."""
+    try:
+        deleted = store.log_of_number(log.number)
+    except SessionNotFound:
+        return None
+    burial = ErasurePlan(deleted_logs={log.number})
+    _plan_whole_log(store, deleted, store.head_of_number(log.number).head, burial)
+    _plan_forks(store, deleted, burial)
+    return (burial.affected_logs[0], burial) if burial.affected_logs else None
+
+
+def _plan_whole_log(store: Store, log: Log, head: int, burial: ErasurePlan) -> None:
+    burial.heads[log.number] = head
+    burial.whole_logs.append(log.number)
+    burial.tombstones[log.number] = make_tombstones(walk_lenient(store, log, log.base + 1, head))
+
+
+def _plan_forks(store: Store, log: Log, burial: ErasurePlan) -> None:
+    """What the forks of a log made of the events that they share."""
     readers = store.descendants(log.number)
     burial.readers[log.number] = {other.number for other in readers}
     for other in readers:
@@ -143,8 +185,7 @@ def plan_erasure(store: Store, log: Log) -> ErasurePlan:
         if decode_view(theirs.view).held:
             raise SessionHeld("erase what is shared with", reason=f"its event {decode_view(theirs.view).held} says why")
         burial.heads[other.number] = theirs.head
-        reaches = [last for number, last in other.ancestry if number == log.number]
-        taken = _summaries_over(store, other, [[log.base + 1, max(reaches, default=0)]])
+        taken = _summaries_over(store, other, [[log.base + 1, last_shared(log.number, [other])]])
         if other.parent == log.number:
             taken += _find_fork_event(store, other)
             burial.columns[other.number] = _columns_of(store, other, taken)
@@ -152,24 +193,24 @@ def plan_erasure(store: Store, log: Log) -> ErasurePlan:
             burial.tombstones[other.number] = sorted((each.seq, make_tombstone(each, names=True)) for each in taken)
         if _is_in_use(store, other):
             burial.affected_logs.append(other)
-    for number, last in log.ancestry:
-        ancestor = store.log_of_number(number)
-        others = [other for other in store.descendants(number) if other.number != log.number]
-        if not ancestor.id and not any(_is_in_use(store, other) for other in others):
-            burial.heads[number] = store.head_of_number(number).head  # deleted, and kept only for this one
-            burial.whole_logs.append(number)
-            burial.deleted_logs.add(number)
-            _plan_whole_log(store, log, ancestor, last, burial)
-    return burial
 
 
-def _plan_whole_log(store: Store, reader: Log, holder: Log, last: int, burial: ErasurePlan) -> None:
-    rows = walk_lenient(store, reader, holder.base + 1, last)
-    burial.tombstones[holder.number] = [(row.seq, tombstone_of_row(row)) for row in rows if row.type]
+def _plan_deleted_ancestor(store: Store, log: Log, ancestor: Log, burial: ErasurePlan) -> None:
+    """What a deleted ancestor has that no other fork shows: all of it, or the events after the last that one shows."""
+    number = ancestor.number
+    others = [other for other in store.descendants(number) if other.number != log.number and _is_in_use(store, other)]
+    shown = last_shared(number, others)
+    head = store.head_of_number(number).head
+    burial.deleted_logs.add(number)
+    if shown <= ancestor.base:
+        _plan_whole_log(store, ancestor, head, burial)
+    else:
+        burial.heads[number], burial.cuts[number] = head, shown
+        burial.tombstones[number] = make_tombstones(walk_lenient(store, ancestor, shown + 1, head))
 
 
 def _is_in_use(store: Store, log: Log) -> bool:
-    return bool(log.id) and decode_view(store.head_of_number(log.number).view).lifecycle != "erased"
+    return bool(log.id) and not is_erased(store.head_of_number(log.number).view)
 
 
 def _reads_event(log: Log, number: int, seq: int) -> bool:

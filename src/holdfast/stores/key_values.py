@@ -27,6 +27,8 @@ GET = "SELECT value FROM key_values WHERE tenant = ? AND space = ? AND key = ? A
 LIST = """SELECT key, value FROM key_values
     WHERE tenant = ? AND space = ? AND key > ? AND (expires IS NULL OR expires > ?) ORDER BY key LIMIT ?"""
 PUT = "INSERT OR REPLACE INTO key_values(tenant, space, key, value, expires) VALUES(?,?,?,?,?)"
+REPLACE = """UPDATE key_values SET value = ?, expires = ?
+    WHERE tenant = ? AND space = ? AND key = ? AND value = ? RETURNING 1"""
 DELETE = "DELETE FROM key_values WHERE tenant = ? AND space = ? AND key = ? RETURNING expires IS NULL OR expires > ?"
 PURGE = """DELETE FROM key_values WHERE (tenant, space, key) IN
     (SELECT tenant, space, key FROM key_values WHERE expires <= ? ORDER BY expires LIMIT ?) RETURNING 1"""
@@ -39,6 +41,9 @@ PG_LOCK = """SELECT mark, CASE WHEN expires IS NULL OR expires > %s THEN value E
     WHERE tenant = %s AND space = %s AND key = %s FOR UPDATE"""
 PG_ADD = "INSERT INTO holdfast.key_values(value, expires, mark, tenant, space, key) VALUES(%s,%s,%s,%s,%s,%s)"
 PG_SET = "UPDATE holdfast.key_values SET value=%s, expires=%s, mark=%s WHERE tenant = %s AND space = %s AND key = %s"
+# Also if the value is the new one: then an attempt whose answer was lost has replaced it.
+PG_REPLACE = """UPDATE holdfast.key_values SET value = %s, expires = %s, mark = %s
+    WHERE tenant = %s AND space = %s AND key = %s AND value IN (%s, %s) RETURNING 1"""
 PG_DELETE = "DELETE FROM holdfast.key_values WHERE tenant = %s AND space = %s AND key = %s"
 # Several servers purge at once: each skips the rows that another server is removing.
 PG_PURGE = """WITH gone AS (SELECT tenant, space, key FROM holdfast.key_values
@@ -58,7 +63,7 @@ def _page_start(space: str, after: str | None) -> tuple[str, bytes]:
 
 
 class KeyValues(ABC):
-    """The five methods of a store for small values. A store author implements these beside the methods for logs."""
+    """The six methods of a store for small values. A store author implements these beside the methods for logs."""
 
     @abstractmethod
     def kv_put(
@@ -77,6 +82,11 @@ class KeyValues(ABC):
     @abstractmethod
     def kv_list(self, space: str, *, after: str | None = None, limit: int = MAX_PAGE) -> list[tuple[str, bytes]]:
         """Return keys and values in the order of the keys; `after` is the last key of the previous page."""
+
+    @abstractmethod
+    def kv_replace(self, space: str, key: str, value: bytes, new: bytes, *, expires: int | None = None) -> bool:
+        """Store a new value in place of `value`, also if that has expired; False if the key has another value or
+        none: nothing is written then."""
 
     @abstractmethod
     def kv_delete(self, space: str, key: str) -> bool:
@@ -130,6 +140,14 @@ class MemoryKeyValues(KeyValues):
             self._memory.key_values.pop(place, None)
             return found is not None
 
+    def kv_replace(self, space: str, key: str, value: bytes, new: bytes, *, expires: int | None = None) -> bool:
+        place = (self.tenant, *check_key(space, key))
+        with self._memory.lock:
+            if self._memory.key_values.get(place, (None, None))[0] != value:
+                return False
+            self._memory.key_values[place] = (bytes(new), expires)
+            return True
+
     def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
         with self._memory.lock:
             timed = ((expires, place) for place, (_, expires) in self._memory.key_values.items() if expires is not None)
@@ -175,6 +193,10 @@ class SQLiteKeyValues(KeyValues):
         place = (self.tenant, *check_key(space, key))
         found = self.file.write(lambda db: db.execute(DELETE, (*place, self.clock.now())).fetchone())
         return found is not None and bool(found[0])
+
+    def kv_replace(self, space: str, key: str, value: bytes, new: bytes, *, expires: int | None = None) -> bool:
+        values = (bytes(new), expires, self.tenant, *check_key(space, key), bytes(value))
+        return self.file.write(lambda db: db.execute(REPLACE, values).fetchone()) is not None
 
     def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
         return len(self.file.write(lambda db: db.execute(PURGE, (now, limit)).fetchall()))
@@ -238,6 +260,11 @@ class PostgresKeyValues(KeyValues):
             return there[1] is not None
 
         return self.server.transaction(job)
+
+    def kv_replace(self, space: str, key: str, value: bytes, new: bytes, *, expires: int | None = None) -> bool:
+        mark, place = self.server.clock.random_bytes(16), (self.tenant, *check_key(space, key))
+        values = (bytes(new), expires, mark, *place, bytes(value), bytes(new))
+        return self.server.fetch_one(PG_REPLACE, values) is not None
 
     def kv_purge(self, now: int, limit: int = MAX_PAGE) -> int:
         return len(self.server.for_tenant(None).fetch(PG_PURGE, (now, limit)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import Conflict, SessionBusy, SessionExists, SessionNotFound, StaleEpoch
+from holdfast.errors import Conflict, SessionBusy, SessionExists, StaleEpoch
 from holdfast.log.events import Draft, Row
 from holdfast.log.messages import Limits
 from holdfast.stores.append import (
@@ -16,6 +16,7 @@ from holdfast.stores.append import (
     AppendRequest,
     AppendResult,
     Head,
+    agrees_with_remains,
     check_append,
     first_head,
     head_of_fork,
@@ -25,9 +26,11 @@ from holdfast.stores.append import (
 )
 from holdfast.stores.base import Fork, Log, TenantLog
 from holdfast.stores.erasure import INVALIDATING_TYPES, ErasurePlan, draft_notices
+from holdfast.stores.kept_answers import ANSWER_LINKS, ANSWERS, key_range
 from holdfast.stores.key_values import MemoryKeyValues
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.memory_reads import ClosedLock, LogInMemory, MemoryReads, SharedLogs
+from holdfast.stores.removal import find_remaining_past, make_tombstones, named_digests
 from holdfast.stores.rows import new_log, replay_rows
 
 
@@ -66,9 +69,11 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             kept = self._require_log(log)
             if asked.idempotency_key is not None and asked.idempotency_key in kept.idempotency:
                 found = kept.idempotency[asked.idempotency_key]
-                return repeat_outcome(
-                    log.id, asked, found.digest == asked.digest, found.first, found.last, kept.head.epoch
-                )
+                is_same = found.digest == asked.digest
+                if not found.digest:
+                    start = max(0, found.first - 2 - log.base)
+                    is_same = agrees_with_remains(asked, found.first, kept.rows[start : found.last - log.base])
+                return repeat_outcome(log.id, asked, is_same, found.first, found.last, kept.head.epoch)
             batch = self._plan_batch(kept, asked)
             self._commit(kept, [batch])
             return batch.outcome
@@ -218,6 +223,7 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
                 raise Conflict(id, expected=expected or 0, head=kept.head.head)
             refuse_removal(id, kept.head, self._lease(kept), self.clock.now())
             del self._memory.names[self.tenant, kind, id]
+            self._drop_answers(kept)
             kept.deleted = True
             self._purge(number)
             return True
@@ -225,9 +231,10 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
     def apply_erasure(self, log: Log, drafts: Sequence[Draft], burial: ErasurePlan) -> AppendResult:
         asked = check_append(drafts, limits=self.limits)
         with self._memory.lock:
-            mine = self._memory.logs.get(log.number)
-            if mine is None:
-                raise SessionNotFound(log.id)
+            mine = self._require_log(log)
+            for number in burial.living:
+                if number not in self._memory.logs or self._memory.logs[number].deleted:
+                    raise Conflict(log.id, expected=burial.heads[log.number], head=mine.head.head)
             for number, planned in burial.heads.items():
                 kept = self._memory.logs.get(number)
                 if kept is None or (
@@ -241,7 +248,7 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
                 if readers != {other.number for other in self.descendants(number)}:
                     raise Conflict(log.id, expected=burial.heads[number], head=burial.heads[number])
             lease = self._lease(mine)
-            if burial.whole_logs and lease is not None and lease.is_alive:
+            if log.number in burial.whole_logs and lease is not None and lease.is_alive:
                 raise SessionBusy(log.id, retry_after=lease.remaining)
             told = [
                 (self._memory.logs[other.number], check_append([draft], limits=self.limits))
@@ -250,9 +257,20 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             others = [(kept, self._plan_batch(kept, each)) for kept, each in told]
             batch = self._plan_batch(mine, asked)
             self._commit_erasure(mine, batch, burial)
+            for number in burial.touched_logs:
+                self._drop_answers(self._memory.logs[number])
             for kept, one in others:
                 self._write(kept, one)
             return batch.outcome
+
+    def _drop_answers(self, kept: LogInMemory) -> None:
+        """Drop the answers about a log."""
+        (first, end), found = key_range((kept.log.kind, kept.log.id)), self._memory.key_values
+        for tenant, space, key in list(found):
+            if tenant == kept.tenant and space in (ANSWERS, ANSWER_LINKS) and first <= key < end and not kept.deleted:
+                value, _ = found.pop((tenant, space, key))
+                if space == ANSWER_LINKS:
+                    found.pop((tenant, ANSWERS, value), None)
 
     def _added_since(self, kept: LogInMemory, seq: int, types: Sequence[str]) -> bool:
         return any(row.type in types for row in kept.rows[max(0, seq - kept.log.base) :])
@@ -263,10 +281,7 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
         for number, stones in burial.tombstones.items():
             kept = self._memory.logs[number]
             for seq, stone in stones:
-                place = seq - kept.log.base - 1
-                row = kept.rows[place]
-                kept.rows[place] = Row(row.seq, row.at, row.type, row.header, row.tokens, None, stone, row.hash)
-                kept.words.pop(seq, None)
+                _bury_row(kept, seq, stone)
                 for key, once in kept.idempotency.items():
                     if once.first <= seq <= once.last:
                         kept.idempotency[key] = replace(once, digest=b"")
@@ -279,6 +294,8 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
         for number, columns in burial.columns.items():
             for column in columns:
                 self._memory.logs[number].columns.pop(column, None)
+        for number, last in burial.cuts.items():
+            self._cut_rest(self._memory.logs[number], last)
         for number in burial.whole_logs:
             kept = self._memory.logs[number]
             kept.names, kept.idempotency, kept.blobs, kept.words = {}, {}, {}, {}
@@ -314,14 +331,41 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
                 kept.due = due
 
     def _purge(self, number: int) -> None:
-        """Remove a deleted log, unless another log reads from it; then do the same with its ancestors."""
+        """Remove a deleted log, except for the past that forks read; then do the same with its ancestors."""
         logs = self._memory.logs
         kept = logs.get(number)
-        if kept is None or not kept.deleted or any(number in other.log.ancestors for other in logs.values()):
+        if kept is None or not kept.deleted:
             return
-        del logs[number]
+        readers = [other for other in logs.values() if number in other.log.ancestors]
+        if readers:
+            self._cut(kept, readers)
+        else:
+            del logs[number]
         for ancestor in reversed(kept.log.ancestors):
             self._purge(ancestor)
+
+    def _cut(self, kept: LogInMemory, readers: Sequence[LogInMemory]) -> None:
+        """Remove what no living fork needs of a deleted log."""
+        base = kept.log.base
+        named = [(other.log._replace(id="") if other.deleted else other.log, other.head.view) for other in readers]
+        shown, chained = find_remaining_past(kept.log.number, named)
+        count = max(0, chained - base)
+        kept.rows, kept.changes_view = kept.rows[:count], kept.changes_view[:count]
+        kept.idempotency, kept.lease, kept.retention_row, kept.due = {}, None, None, None
+        for seq, stone in make_tombstones(kept.rows[max(0, shown - base) :]):
+            _bury_row(kept, seq, stone)
+        self._cut_rest(kept, shown)
+
+    def _cut_rest(self, kept: LogInMemory, last: int) -> None:
+        """Remove the names, words, snapshots and blobs of a deleted log that do not belong to its events up to
+        `last`."""
+        for name, (seqs, _) in list(kept.names.items()):
+            for seq in [seq for seq in seqs if seq > last]:
+                _drop_name(kept.names, name, seq)
+        named = named_digests(kept.rows[: max(0, last - kept.log.base)])
+        kept.blobs = {digest: data for digest, data in kept.blobs.items() if digest in named}
+        kept.words = {seq: words for seq, words in kept.words.items() if seq <= last}
+        kept.snapshots = [snapshot for snapshot in kept.snapshots if snapshot[0] <= last]
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -341,6 +385,15 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             if kept is None or kept.lease is None or kept.lease[0] != epoch:
                 raise StaleEpoch(log.id, epoch=epoch, current=kept.head.epoch if kept else epoch + 1)
             kept.lease = (epoch, kept.lease[1], self.clock.monotonic() + seconds)
+
+
+def _bury_row(kept: LogInMemory, seq: int, stone: bytes) -> None:
+    place = seq - kept.log.base - 1
+    if place >= len(kept.rows):
+        return  # cut off since this was planned
+    row = kept.rows[place]
+    kept.rows[place] = Row(row.seq, row.at, row.type, row.header, row.tokens, None, stone, row.hash)
+    kept.words.pop(seq, None)
 
 
 def _drop_name(names: dict[str, tuple[list[int], list[int | None]]], name: str, seq: int) -> None:

@@ -214,6 +214,10 @@ class PostgresStore(PostgresKeyValues, SQLStore):
                 db.execute(SQL.DROP_WORDS, (number, seq))
                 db.execute(SQL.CLEAR_ONCE_DIGEST, (b"", number, seq, seq))
 
+    def _cut_events(self, db: Connection, number: int, last: int) -> None:
+        db.execute(SQL.CUT_EVENTS, (number, last))
+        db.execute(SQL.CUT_WORDS, (number, last))
+
     def schedule_sweep(self, log: Log, due: int | None) -> None:
         self.server.run_unit(lambda db: db.execute(SQL.SCHEDULE_SWEEP, (due, log.number)))
 
@@ -305,9 +309,8 @@ class PostgresStore(PostgresKeyValues, SQLStore):
             found = db.execute(SQL.ONCE, (number, keyed_digest(key, asked.idempotency_key.encode()))).fetchone()
             if found is not None:
                 digest, first, last = found
-                return repeat_outcome(
-                    id, asked, keyed_digest(key, asked.digest) == digest, first, last, before.epoch
-                ), before
+                is_same = self._is_same(db, number, asked, digest, first, last)
+                return repeat_outcome(id, asked, is_same, first, last, before.epoch), before
         lease = None if asked.claim is None else self._lease(db, number)
         batch = plan_append(id, before, asked, lease=lease, at=moment.at, random=moment.random)
         moment.batches.append(batch)
@@ -399,10 +402,13 @@ class PostgresStore(PostgresKeyValues, SQLStore):
         if limit is not None:
             query += " LIMIT %s"
             values.append(limit)
-        rows, key = self.server.fetch(query, tuple(values)), self._data_key(number)
-        if key is not None:
-            return [decrypt_row(key, number, Row(*row)) for row in rows]
-        return [Row(*row) for row in rows]
+
+        def read() -> list[Row]:
+            return [Row(*row) for row in self.server.fetch(query, tuple(values))]
+
+        if not self._keys.has_master:
+            return read()
+        return self._read_sealed(number, read, lambda key, rows: [decrypt_row(key, number, row) for row in rows])
 
     # -- search ----------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,8 @@ class PostgresStatements(Statements):
         WHERE log = ? AND seq BETWEEN ? AND ? AND type IN ({",".join("?" * len(INVALIDATING_TYPES))}) LIMIT 1"""
     TOMBSTONES = SCAN + " AND tombstone IS NOT NULL"
     SET_TOMBSTONE = "UPDATE events SET body = NULL, tombstone = ? WHERE log = ? AND seq = ?"
-    PURGE = ("DELETE FROM events WHERE log = ?", "DELETE FROM words WHERE log = ?", *Statements.PURGE)
+    CUT_EVENTS = "DELETE FROM events WHERE log = ? AND seq > ?"
+    CUT_WORDS = "DELETE FROM words WHERE log = ? AND seq > ?"
     ERASE_WHOLE = (*Statements.ERASE_WHOLE, "DELETE FROM words WHERE log = ?")
 
     TIME = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"

@@ -6,10 +6,10 @@ A subclass runs the queries. Each read is one query outside a transaction.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from holdfast.errors import SessionNotFound
+from holdfast.errors import SessionNotFound, WrongKey
 from holdfast.log.events import MESSAGE_TYPES, Row
 from holdfast.stores.append import Head
 from holdfast.stores.base import Info, Log, Store, TenantLog
@@ -18,6 +18,9 @@ from holdfast.stores.encryption import DataKey
 from holdfast.stores.lease import Lease
 from holdfast.stores.rows import check_deleted_id, head_from_columns, info_from_columns, log_from_columns
 from holdfast.stores.statements import Statements
+
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Cursor(Protocol):
@@ -71,6 +74,18 @@ class SQLReads(Store):
         if not self._keys.has_master:
             return None
         return self._keys.get_key(number, lambda: self._fetch_one(self.sql.KEY, (number,)))
+
+    def _read_sealed(self, number: int, read: Callable[[], R], decrypt: Callable[[DataKey | None, R], T]) -> T:
+        """Return what is read of a log, decrypted.
+
+        An erasure replaces the key of a log, and this process may have cached the old one. So after a failure the key
+        and the data are read again, once. What fails then was altered.
+        """
+        try:
+            return decrypt(self._data_key(number), read())
+        except WrongKey:
+            self._keys.forget_key(number)
+            return decrypt(self._data_key(number), read())
 
     # -- sweep, run queue, leases --------------------------------------------------------------------------------------
 
@@ -166,19 +181,25 @@ class SQLReads(Store):
         return 0 if found is None else found[0]
 
     def _find_name(self, number: int, name: str, at: int) -> tuple[bool, Row | None, int | None]:
-        key = self._data_key(number)
-        found = self._fetch_one(self.sql.NAME, (number, encrypt_name(key, name), at))
-        if found is None:
-            return False, None, None
-        ref, *columns = found
-        return True, None if columns[0] is None else decrypt_row(key, number, Row(*columns)), ref
+        def read() -> Any:  # noqa: ANN401 - a row, or None
+            return self._fetch_one(self.sql.NAME, (number, encrypt_name(self._data_key(number), name), at))
+
+        def decrypt(key: DataKey | None, found: Any) -> tuple[bool, Row | None, int | None]:  # noqa: ANN401
+            if found is None:
+                return False, None, None
+            ref, *columns = found
+            return True, None if columns[0] is None else decrypt_row(key, number, Row(*columns)), ref
+
+        return self._read_sealed(number, read, decrypt)
 
     def _list_names(self, number: int, prefix: str, at: int) -> list[tuple[str, int | None]]:
         low = prefix.encode()
         high = low[:-1] + bytes([low[-1] + 1])
-        rows = self._fetch_all(self.sql.NAMES, (number, low, high, at))
-        key = self._data_key(number)
-        return [(decrypt_name(key, row[0]), row[1]) for row in rows]
+        return self._read_sealed(
+            number,
+            lambda: self._fetch_all(self.sql.NAMES, (number, low, high, at)),
+            lambda key, rows: [(decrypt_name(key, row[0]), row[1]) for row in rows],
+        )
 
     def _snapshot(self, number: int, at: int) -> tuple[int, bytes] | None:
         found = self._fetch_one(self.sql.SNAPSHOT, (number, at))

@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.crashpoints import crashpoint
-from holdfast.errors import Conflict, SessionBusy, SessionExists, SessionNotFound
+from holdfast.errors import Conflict, SessionBusy, SessionExists, SessionNotFound, WrongKey
 from holdfast.log.events import Draft, Row
 from holdfast.stores.append import (
     AppendBatch,
     AppendRequest,
     AppendResult,
     Head,
+    agrees_with_remains,
     check_append,
     first_head,
     head_of_fork,
@@ -31,6 +32,7 @@ from holdfast.stores.base import MAX_SEQ, Fork, Log
 from holdfast.stores.encrypted_rows import (
     KeyRotation,
     blob_name,
+    decrypt_row,
     decrypt_tombstone,
     encrypt_blob,
     encrypt_name,
@@ -39,7 +41,9 @@ from holdfast.stores.encrypted_rows import (
 )
 from holdfast.stores.encryption import MasterKey
 from holdfast.stores.erasure import INVALIDATING_TYPES, ErasurePlan, draft_notices
+from holdfast.stores.kept_answers import drop_answers
 from holdfast.stores.lease import Claim
+from holdfast.stores.removal import find_remaining_past, make_tombstones, named_digests
 from holdfast.stores.rows import (
     encode_ancestry,
     head_columns,
@@ -139,8 +143,9 @@ class SQLStore(SQLSignatures):
         """The result of an attempt whose answer was lost, if the attempt was committed."""
         return None
 
-    def _purge_events(self, db: Any, number: int) -> None:  # noqa: ANN401
-        """Remove the events and words of a log, where PURGE does not."""
+    @abstractmethod
+    def _cut_events(self, db: Any, number: int, last: int) -> None:  # noqa: ANN401
+        """Remove the events and words of a log after event `last`."""
 
     def _guard_immutable(self, db: SQLConnection) -> None:
         """Prepare the database for its first immutable session."""
@@ -321,6 +326,14 @@ class SQLStore(SQLSignatures):
         if batch.release:
             db.execute(sql.DROP_LEASE, (number, batch.head.epoch))
 
+    def _is_same(
+        self, db: SQLConnection, number: int, asked: AppendRequest, digest: bytes, first: int, last: int
+    ) -> bool:
+        """Whether an append is the one that its idempotency key stored before."""
+        if digest:
+            return keyed_digest(self._key(db, number), asked.digest) == digest
+        return agrees_with_remains(asked, first, self._read_in(db, number, first - 1, last))
+
     # -- removal and erasure -----------------------------------------------------------------------------------------
 
     def remove(self, kind: str, id: str, *, expected: int | None = None) -> bool:
@@ -340,6 +353,7 @@ class SQLStore(SQLSignatures):
             refuse_removal(id, head, self._lease(db, number), self.clock.now())
             db.execute(self.sql.FREE_NAME, (number,))
             db.execute(self.sql.DROP_SESSION, (number,))
+            drop_answers(db, self.sql, self.tenant, (kind, id))
             crashpoint("inside remove")
             log = log_from_columns(found)
             for ancestor in log.ancestors:  # every process takes these locks in the same order
@@ -351,18 +365,58 @@ class SQLStore(SQLSignatures):
         return self._long_transaction(job)
 
     def _purge(self, db: SQLConnection, log: Log) -> None:
-        """Remove the rows of a deleted log, unless another log reads from it; then do the same with its ancestors."""
+        """Remove the rows of a deleted log, except for the past that forks read; then do the same with its deleted
+        ancestors, of which it needs nothing any more."""
         number = log.number
-        if db.execute(self.sql.HAS_READER, (number,)).fetchone() is not None:
-            return
-        self._purge_events(db, number)
-        for statement in self.sql.PURGE:
-            db.execute(statement, (number,))
+        self._keys.forget_key(number)  # the key that the row has now counts
+        readers = [log_from_columns(row) for row in db.execute(self.sql.DESCENDANTS, (number,)).fetchall()]
+        if readers:
+            self._cut(db, log, readers)
+        else:
+            self._cut_events(db, number, 0)
+            for statement in self.sql.PURGE:
+                db.execute(statement, (number,))
         for ancestor in reversed(log.ancestors):
-            db.execute(self.sql.DROP_LINEAGE, (ancestor, number))
+            if not readers:
+                db.execute(self.sql.DROP_LINEAGE, (ancestor, number))
             deleted = db.execute(self.sql.FIND_DELETED, (ancestor,)).fetchone()
             if deleted is not None:
                 self._purge(db, log_from_columns(deleted))
+
+    def _cut(self, db: SQLConnection, log: Log, readers: Sequence[Log]) -> None:
+        """Remove what no living fork needs of a deleted log."""
+        number = log.number
+        views = [db.execute(self.sql.HEAD_OF_NUMBER, (reader.number,)).fetchone()[4] for reader in readers]
+        shown, chained = find_remaining_past(number, zip(readers, views, strict=True))
+        self._cut_events(db, number, max(chained, log.base))
+        for statement in self.sql.PURGE_WORK:
+            db.execute(statement, (number,))
+        if chained > shown:
+            self._erase_events(db, number, make_tombstones(self._read_in(db, number, shown + 1, chained)))
+        self._cut_rest(db, number, shown)
+
+    def _cut_rest(self, db: SQLConnection, number: int, last: int) -> None:
+        """Remove the names, snapshots and blobs of a deleted log that do not belong to its events up to `last`."""
+        for statement in self.sql.CUT:
+            db.execute(statement, (number, last))
+        blobs = {name for (name,) in db.execute(self.sql.BLOB_NAMES, (number,)).fetchall()}
+        if blobs:
+            key = self._key(db, number)
+            blobs -= {blob_name(key, digest) for digest in named_digests(self._read_in(db, number, 1, last))}
+        for name in blobs:
+            db.execute(self.sql.DROP_BLOB, (number, name))
+
+    def _read_in(self, db: SQLConnection, number: int, first: int, last: int) -> list[Row]:
+        """The events of a log, read inside a transaction. One that its key does not decrypt keeps its hash only."""
+        key = self._key(db, number)
+        found = []
+        for columns in db.execute(self.sql.SCAN, self._range(number, first, last)).fetchall():
+            row = Row(*columns)
+            try:
+                found.append(decrypt_row(key, number, row))
+            except WrongKey:
+                found.append(Row(row.seq, row.at, "", row.header, row.tokens, None, None, row.hash))
+        return found
 
     def apply_erasure(self, log: Log, drafts: Sequence[Draft], burial: ErasurePlan) -> AppendResult:
         request, stamp = check_append(drafts, limits=self.limits), AppendStamp(self.clock)
@@ -372,22 +426,25 @@ class SQLStore(SQLSignatures):
         ]
 
         def job(db: SQLConnection) -> AppendResult:
-            lock = (
-                self.sql.LOCK_HEAD_OF_NUMBER
-            )  # in the order of numbers: every process takes these locks in this order
-            heads = {number: db.execute(lock, (number,)).fetchone() for number in sorted(burial.heads)}
+            found = {}
+            for number in sorted({*burial.heads, *burial.living}):  # every process takes these locks in this order
+                lock = self.sql.LOCK_HEAD_OF_NUMBER if number in burial.heads else self.sql.LOCK_PARENT
+                found[number] = db.execute(lock, (number,)).fetchone()
+                self._keys.forget_key(number)  # the key that the row has now counts
             stored = self._find_stored(db, log, stamp)
             if stored is not None:
                 return stored
+            if any(found[number] is None for number in burial.living):  # one was deleted since the plan
+                raise Conflict(log.id, expected=burial.heads[log.number], head=burial.heads[log.number])
             for number, planned in burial.heads.items():
-                head = None if heads[number] is None else head_from_columns(heads[number])
+                head = None if found[number] is None else head_from_columns(found[number])
                 if head is None or (head.head != planned and not self._allows_appends(db, number, planned, burial)):
                     raise Conflict(log.id, expected=planned, head=0 if head is None else head.head)
             for number, readers in burial.readers.items():  # a fork may be new since the plan
                 if readers != {reader for (reader,) in db.execute(self.sql.READERS, (number,)).fetchall()}:
                     raise Conflict(log.id, expected=burial.heads[number], head=burial.heads[number])
             if burial.whole_logs:
-                lease = self._lease(db, log.number)
+                lease = self._lease(db, log.number) if log.number in burial.whole_logs else None
                 if lease is not None and lease.is_alive:
                     raise SessionBusy(log.id, retry_after=lease.remaining)
                 for number in burial.tombstones:
@@ -410,6 +467,10 @@ class SQLStore(SQLSignatures):
         return db.execute(self.sql.HAS_TYPES, values).fetchone() is None
 
     def _erase_parts(self, db: SQLConnection, burial: ErasurePlan) -> None:
+        for number in burial.touched_logs:
+            _, _, _, kind, id, *_ = db.execute(self.sql.FIND_NUMBER, (number,)).fetchone()
+            if id is not None:
+                drop_answers(db, self.sql, self.tenant, (kind, id))
         for number, tombstones in burial.tombstones.items():
             self._erase_events(db, number, tombstones)
         for number, digests in burial.blobs.items():
@@ -419,6 +480,8 @@ class SQLStore(SQLSignatures):
             for name, seq in names:
                 db.execute(self.sql.DROP_NAME, (number, encrypt_name(self._key(db, number), name), seq))
         crashpoint("inside burial")
+        for number, last in burial.cuts.items():
+            self._cut_rest(db, number, last)
         for number in burial.whole_logs:
             self._erase_rest(db, number)
         for number, columns in burial.columns.items():
@@ -433,6 +496,7 @@ class SQLStore(SQLSignatures):
         uid, wrapped = db.execute(self.sql.KEY, (number,)).fetchone() or ("", None)
         if wrapped is None:
             return
+        self._check_master(db)  # another process may have changed it, and would not open what this one wraps
         old = self._key(db, number)
         wrapped, key = self._keys.new_key(uid)
         rows = db.execute(self.sql.TOMBSTONES, self._range(number, 0, MAX_SEQ)).fetchall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -23,7 +24,7 @@ from holdfast.stores.append import (
     plan_append,
     repeat_outcome,
 )
-from holdfast.stores.base import Log
+from holdfast.stores.base import MAX_SEQ, Log
 from holdfast.stores.encrypted_rows import Keys, decrypt_row, encrypt_name, encrypt_row, encrypt_tombstone, keyed_digest
 from holdfast.stores.encryption import MasterKey
 from holdfast.stores.erasure import ErasurePlan
@@ -38,6 +39,7 @@ from holdfast.stores.sqlite_statements import SCANS, SHIFT, SQL
 from holdfast.stores.statements import Statements
 
 T = TypeVar("T")
+MAX_COUNT = 1 << 30
 MANY_WORDS = 500  # number of events above which the whole index is emptied, instead of the words of each event
 
 # Statements of the append, which is the hot path.
@@ -107,8 +109,17 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
         with new_database(Path(path), self.clock.new_id()) as draft:
             self.file.read(lambda db: copy_database(db, draft, on_progress))
 
-    def tidy(self) -> None:
-        """Leave nothing of removed data in the write-ahead log; freed pages are overwritten when they are freed."""
+    def tidy(self, *, max_bytes: int | None = None) -> None:
+        """Leave nothing of removed data in the file and its write-ahead log.
+
+        Freed space is overwritten when it is freed. But SQLite moves rows between pages, and does not overwrite the
+        place that a row left. So the file is rewritten if data was removed since the last time. Other writers wait
+        meanwhile, about a second for 100 MB; `max_bytes` leaves a larger file for a quiet hour.
+        """
+        removals = self._fetch_one("PRAGMA user_version")[0]
+        if removals and (max_bytes is None or os.path.getsize(self.file.path) <= max_bytes):
+            self.file.vacuum()
+            self.file.write(lambda db: _clear_removals(db, removals))
         self.file.truncate_wal()
 
     # -- the database's own way --------------------------------------------------------------------------------------
@@ -131,7 +142,7 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
 
     def _erasure_transaction(self, log: Log, plan: ErasurePlan, job: Callable[[Connection], T]) -> T:
         result = self._key_transaction(job)
-        self.tidy()
+        self.file.truncate_wal()
         return result
 
     def _pipeline(self, db: Connection) -> AbstractContextManager[object]:
@@ -149,13 +160,15 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
     def _guard_immutable(self, db: SQLConnection) -> None:
         db.execute(SQL.GUARD_REPLACE)
 
-    def _purge_events(self, db: Connection, number: int) -> None:
-        self._forget_words(db, number, None)
-        db.execute(SQL.PURGE_EVENTS, _bounds(number))
+    def _cut_events(self, db: Connection, number: int, last: int) -> None:
+        _count_removal(db)
+        self._forget_words(db, number, last + 1, None)
+        db.execute(SQL.CUT_EVENTS, self._range(number, last + 1, MAX_SEQ))
 
     def _erase_events(self, db: Connection, number: int, tombstones: list[tuple[int, bytes]]) -> None:
         key = self._key(db, number)
-        self._forget_words(db, number, [seq for seq, _ in tombstones])
+        _count_removal(db)
+        self._forget_words(db, number, 0, [seq for seq, _ in tombstones])
         erased = [(encrypt_tombstone(key, number, seq, stone), number << SHIFT | seq) for seq, stone in tombstones]
         db.executemany(SQL.SET_TOMBSTONE, erased)
         db.executemany(SQL.CLEAR_ONCE_DIGEST, [(b"", number, seq, seq) for seq, _ in tombstones])
@@ -190,8 +203,9 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
             found = fetch_one(db, ONCE, (number, keyed_digest(self._key(db, number), asked.idempotency_key.encode())))
             if found is not None:
                 digest, first, last = found
-                given = keyed_digest(self._key(db, number), asked.digest)
-                return repeat_outcome(id, asked, given == digest, first, last, before.epoch)
+                return repeat_outcome(
+                    id, asked, self._is_same(db, number, asked, digest, first, last), first, last, before.epoch
+                )
         lease = None if asked.claim is None else self._lease(db, number)
         batch = plan_append(id, before, asked, lease=lease, at=self.clock.now(), random=self.clock.random_bytes)
         self._write(db, number, batch)
@@ -284,11 +298,14 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
         query = SCANS[reverse, marked, since is not None, len(types or ())]
         shifted = number << SHIFT
         bound = (shifted | first, shifted | last, *(() if since is None else (since,)), *(types or ()))
-        rows = self.file.read(lambda db: fetch_all(db, query, (*bound, -1 if limit is None else limit)))
-        key = self._data_key(number)
-        if key is not None:
-            return [decrypt_row(key, number, Row(*row)) for row in rows]
-        return [Row(*row) for row in rows]
+
+        def read() -> list[Row]:
+            rows = self.file.read(lambda db: fetch_all(db, query, (*bound, -1 if limit is None else limit)))
+            return [Row(*row) for row in rows]
+
+        if not self._keys.has_master:
+            return read()
+        return self._read_sealed(number, read, lambda key, rows: [decrypt_row(key, number, row) for row in rows])
 
     # -- search ----------------------------------------------------------------------------------------------------
 
@@ -313,8 +330,8 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
             if self._has_index(numbers):
                 return found[::-1]
 
-    def _forget_words(self, db: Connection, number: int, seqs: Sequence[int] | None) -> None:
-        """Remove the words of events (None: of all) from the index, before the events lose their text.
+    def _forget_words(self, db: Connection, number: int, first: int, seqs: Sequence[int] | None) -> None:
+        """Remove the words of events (None: of all from `first` on) from the index, before the events lose their text.
 
         The index needs the same words that were added, which takes a millisecond for an event. For many events the
         whole index is emptied: it is a cache, and the next search fills it again.
@@ -325,7 +342,7 @@ class SQLiteStore(SQLiteKeyValues, SQLStore):
         shifted, upto = number << SHIFT, found[0]
         query = SCANS[False, False, False, len(INDEXED_TYPES)]
         if seqs is None:
-            rows = fetch_all(db, query, (shifted, shifted | upto, *INDEXED_TYPES, MANY_WORDS + 1))
+            rows = fetch_all(db, query, (shifted | first, shifted | upto, *INDEXED_TYPES, MANY_WORDS + 1))
         else:
             few = [shifted | seq for seq in seqs if seq <= upto][: MANY_WORDS + 1]
             rows = [row for event in few for row in fetch_all(db, query, (event, event, *INDEXED_TYPES, 1))]
@@ -389,6 +406,17 @@ def _is_indexed(db: Connection, number: int) -> bool:
     query = SCANS[False, False, False, len(INDEXED_TYPES)]
     bound = (shifted | (found[0] if found else 0) + 1, shifted | 0xFFFFFFFF, *INDEXED_TYPES, 1)
     return fetch_one(db, query, bound) is None
+
+
+def _count_removal(db: Connection) -> None:
+    """Note in the file that it holds traces of removed data until it is rewritten."""
+    (count,) = fetch_one(db, "PRAGMA user_version") or (0,)
+    db.execute(f"PRAGMA user_version = {count % MAX_COUNT + 1}")
+
+
+def _clear_removals(db: Connection, count: int) -> None:
+    if fetch_one(db, "PRAGMA user_version") == (count,):  # otherwise more was removed while the file was rewritten
+        db.execute("PRAGMA user_version = 0")
 
 
 def _bounds(number: int) -> tuple[int, int]:

@@ -313,6 +313,17 @@ class SQLiteFile(GroupCommit):
         with self._translate_errors():
             return self._run_alone(checkpoint)
 
+    def vacuum(self) -> None:
+        """Rewrite the whole file. Readers go on; writers wait."""
+        self._check_open()
+
+        def rewrite(db: Connection) -> None:
+            if not self.closed and not self.poison_reason:
+                db.execute("VACUUM")
+
+        with self._translate_errors():
+            self._run_alone(rewrite)
+
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def _translate_errors(self) -> _ErrorTranslation:

@@ -27,7 +27,7 @@ class SQLiteStatements(Statements):
         WHERE event BETWEEN ? AND ? AND type IN ({",".join("?" * len(INVALIDATING_TYPES))}) LIMIT 1"""
     TOMBSTONES = SCAN + " AND tombstone IS NOT NULL"
     SET_TOMBSTONE = "UPDATE events SET body = NULL, tombstone = ? WHERE event = ?"
-    PURGE_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
+    CUT_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
     # Refuses INSERT OR REPLACE, which fires no other trigger. The trigger is created with the first immutable session,
     # because every insert pays for it.
     GUARD_REPLACE = """CREATE TRIGGER IF NOT EXISTS events_no_replace BEFORE INSERT ON events

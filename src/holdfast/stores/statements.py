@@ -66,7 +66,6 @@ class Statements:
     # Lineage
     ADD_LINEAGE = "INSERT INTO lineage VALUES(?,?)"
     READERS = "SELECT log FROM lineage WHERE ancestor = ?"
-    HAS_READER = "SELECT 1 FROM lineage WHERE ancestor = ? LIMIT 1"
     DROP_LINEAGE = "DELETE FROM lineage WHERE ancestor = ? AND log = ?"
 
     # Sessions
@@ -87,6 +86,7 @@ class Statements:
     ADD_NAME = "INSERT INTO names VALUES(?,?,?,?)"
     DROP_NAME = "DELETE FROM names WHERE log = ? AND name = ? AND seq = ?"
     ADD_BLOB = "INSERT INTO blobs VALUES(?,?,?) ON CONFLICT DO NOTHING"
+    BLOB_NAMES = "SELECT digest FROM blobs WHERE log = ?"
     BLOB = "SELECT data FROM blobs WHERE log = ? AND digest = ?"
     DROP_BLOB = "DELETE FROM blobs WHERE log = ? AND digest = ?"
     ADD_SNAPSHOT = "INSERT INTO snapshots VALUES(?,?,?)"
@@ -128,6 +128,21 @@ class Statements:
     ADD_ERASURE = """INSERT INTO erasures(log, at, whole, open)
         VALUES(?, greatest(?, coalesce((SELECT max(at) + 1 FROM erasures WHERE log = ?), 0)), ?, TRUE)"""
     ERASURES = "SELECT whole FROM erasures WHERE log = ?"
+    # What a deleted log has besides its past: it is not run, kept or written to any more.
+    PURGE_WORK: tuple[str, ...] = (
+        "DELETE FROM once WHERE log = ?",
+        "DELETE FROM leases WHERE log = ?",
+        "DELETE FROM retention WHERE log = ?",
+        "DELETE FROM run_queue WHERE log = ?",
+    )
+    CUT: tuple[str, ...] = (
+        "DELETE FROM names WHERE log = ? AND seq > ?",
+        "DELETE FROM snapshots WHERE log = ? AND seq > ?",
+    )
+    DROP_LINKED_ANSWERS = """DELETE FROM key_values WHERE tenant = ? AND space = 'answers' AND key IN
+        (SELECT value FROM key_values WHERE tenant = ? AND space = 'answers-about' AND key >= ? AND key < ?)"""
+    DROP_ANSWERS = """DELETE FROM key_values
+        WHERE tenant = ? AND space IN ('answers', 'answers-about') AND key >= ? AND key < ?"""
     CLOSE_ERASURE = "UPDATE erasures SET open = FALSE WHERE log = ? AND open"
     FORGET_OWNER = "UPDATE sessions SET user_id = NULL, title = NULL, metadata = NULL, work_dir = NULL WHERE log = ?"
     ERASE_WHOLE: tuple[str, ...] = (
@@ -161,6 +176,7 @@ class Statements:
     SET_INDEXED = "INSERT INTO indexed VALUES(?,?) ON CONFLICT(log) DO UPDATE SET upto = excluded.upto"
 
     # Reads of events, whose key the databases write in different ways
+    SCAN = ""
     COUNT = ""
     NAME = ""
     NAMES = ""

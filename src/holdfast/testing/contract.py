@@ -364,8 +364,11 @@ class StoreContract:
         assert rows[1].body is None
         assert [row.hash for row in rows[:-1]] == hashes
         assert store.verify(log)
-        with pytest.raises(KeyReused):  # what the key stood for is gone, so nothing can be said to be the same
-            store.append(log, [note("a secret"), note("no secret")], once="key")
+        again = store.append(log, [note("a secret"), note("no secret")], once="key")  # a retry is still the same
+        assert (again.first, again.last, again.repeated) == (2, 3, True)
+        for other in ([note("a secret"), note("no sacred")], [note("a much longer secret"), note("no secret")]):
+            with pytest.raises(KeyReused):  # what is left of the events tells that it is not
+                store.append(log, other, once="key")
         assert store.rebuild_view(log).to_bytes() == store.head(log).view
 
     def test_erasing_a_log_leaves_only_its_chain(self, store: Store, log: Log) -> None:
@@ -520,6 +523,19 @@ class StoreContract:
         store.kv_delete("space", "key")
         assert store.kv_put("space", "key", b"third", only_new=True) is None
         assert store.kv_get("space", "key") == b"third"
+
+    def test_a_slip_is_replaced_only_if_it_says_what_was_expected(self, store: Store) -> None:
+        assert store.kv_replace("space", "key", b"one", b"two") is False
+        assert store.kv_get("space", "key") is None
+        store.kv_put("space", "key", b"one")
+        assert store.kv_replace("space", "key", b"other", b"two") is False
+        assert store.for_tenant("elsewhere").kv_replace("space", "key", b"one", b"two") is False
+        assert store.kv_replace("space", "key", b"one", b"two") is True
+        assert store.kv_get("space", "key") == b"two"
+        assert store.kv_replace("space", "key", b"two", b"three", expires=1) is True
+        assert store.kv_get("space", "key") is None
+        assert store.kv_replace("space", "key", b"three", b"four") is True  # an expired one, too
+        assert store.kv_get("space", "key") == b"four"
 
     def test_any_text_is_the_key_of_a_slip_and_any_bytes_its_value(self, store: Store) -> None:
         keys = [text[:200] for text in HOSTILE if text] + ["k", "k\0", "k\0\0", "K", " ", "\U0010ffff", "é" * 512]

@@ -119,12 +119,19 @@ class Tail:
             self._must_read_again = False
             self._task = self.feed.loop.create_task(self._read())
 
+    async def catch_up(self) -> None:
+        """Read the log up to now: a reader that joins must not be told what was erased before it came."""
+        self.refresh()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
     async def _read(self) -> None:
         while True:
             self._must_read_again = False
             try:
                 rows = await off_thread(self.store.read, self.log, self.last + 1, limit=PAGE)
             except AgentError:
+                self.forget_items()  # some may be erased by now; readers learn from the log
                 return  # the store is unavailable; the next poll refreshes again
             # Deltas that were posted before these rows were read belong before or between them.
             self.feed.process_inbox()
@@ -138,12 +145,12 @@ class Tail:
             if row.seq != self.last + 1:
                 continue  # it is here already
             if row.type in ERASING_TYPES:
-                self._forget_items()
+                self.forget_items()
             self.last = row.seq
             self._append_item(TailItem(row.seq, 0, Event(row, unverified=self.unverified), None))
             self._release_deltas()
 
-    def _forget_items(self) -> None:
+    def forget_items(self) -> None:
         """Hold none of the items so far: some of their texts were erased in the log, where readers find the rest."""
         self.start, self.base, self._bytes = self.end, self.last, 0
         self.items.clear()
@@ -250,6 +257,11 @@ class Feed:
             await asyncio.sleep(0.001)
             if tail.is_deleted:
                 return await self.open_tail(store, log)
+        try:
+            await tail.catch_up()
+        except BaseException:
+            self.release_tail(tail)
+            raise
         return tail
 
     def release_tail(self, tail: Tail) -> None:
@@ -276,6 +288,7 @@ class Feed:
             for number, tail in polled:
                 if number not in heads:
                     tail.is_deleted = True
+                    tail.forget_items()
                     tail.wake()
                 elif heads[number] > tail.last and tail.last >= 0:
                     tail.refresh()

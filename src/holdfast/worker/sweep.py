@@ -27,7 +27,9 @@ from holdfast.errors import (
     SessionExists,
     SessionHeld,
     SessionNotFound,
+    StoreBusy,
     StoreError,
+    StoreFull,
     WrongKey,
 )
 from holdfast.log.events import Draft
@@ -44,6 +46,7 @@ BATCH = 200
 PAUSE_FACTOR = 2.0  # length of a pause, in times of the act before it
 LONGEST_PAUSE = 0.1
 KIND, ID = "sweep", "sweep"
+TIDY_BYTES = 128 << 20  # size of a SQLite file that a sweep rewrites after removals: a second or two
 RETRY_DELAY = 60_000_000  # microseconds until a session that could not be changed is due again
 FAILURE_DELAY = 3_600_000_000  # microseconds until a session that could not be judged is due again
 MAX_SKEW = 60_000_000  # microseconds between the clock of this machine and that of the database
@@ -124,8 +127,10 @@ def sweep(
                     on_batch(report)
         finally:
             sweeper.end()
-    if report.purged:
-        store.tidy()
+    try:
+        store.tidy(max_bytes=TIDY_BYTES)
+    except (StoreBusy, StoreFull):
+        pass  # the next sweep tries again
     _report_sweep(report, store.clock.monotonic() - began)
     return report
 

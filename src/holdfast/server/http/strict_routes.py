@@ -144,6 +144,7 @@ class StrictRoute(APIRoute):
         answer = super().get_route_handler()
         permission = dependency_of(self)
         has_own_answers = getattr(self.endpoint, "own_answers", False)
+        has_content = not getattr(self.endpoint, "removes_content", False)
         self._permission, self.fast_handler = permission, getattr(self.endpoint, "straight", None)
         self._query_parameters = _find_query_parameters(self.dependant)
         is_blocking = not iscoroutinefunction(self.endpoint)
@@ -169,6 +170,6 @@ class StrictRoute(APIRoute):
                 return await answer(request)
             if not has_body or has_own_answers:
                 return await answer_in_share(request, caller)
-            return await answer_once(request, caller, lambda: answer_in_share(request, caller))
+            return await answer_once(request, caller, lambda: answer_in_share(request, caller), has_content=has_content)
 
         return handle

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from holdfast.server.auth import Admin, Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
+from holdfast.server.idempotency import removes_content
 from holdfast.server.routes.imports import import_session
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, json_response, session_dict
@@ -92,12 +93,13 @@ def get_document(caller: Reader, session_id: SessionId) -> Response:
     summary="Remove the payload of an event",
     response_model=responses.Redacted,
 )
+@removes_content
 def redact_event(caller: Admin, server: Serving, session_id: SessionId, body: requests.Redaction) -> Response:
     """Remove the payload of an event and of every event that repeats its text. The hashes stay, so the chain still
     verifies."""
     session = caller.open_session(session_id)
     done = session.redact(body.seq, reason=body.reason, actor=actor_of(caller, body.actor))
-    server.drop_session_copies(caller.store, session.log)
+    server.drop_session_object(caller.store, session.log)
     server.feed.notify_append(session.log)
     return json_response(asdict(done))
 
@@ -139,10 +141,11 @@ def release_session(
     summary="Erase everything it says",
     response_model=responses.Erased,
 )
+@removes_content
 def erase_session(caller: Admin, server: Serving, session_id: SessionId, body: requests.Reasoned) -> Response:
     """Erase all content for good, also of an immutable session; only the hashes stay. A hold forbids it."""
     session = caller.open_session(session_id)
     done = session.erase(reason=body.reason, actor=actor_of(caller, body.actor))
-    server.drop_session_copies(caller.store, session.log)
+    server.drop_session_object(caller.store, session.log)
     server.feed.notify_append(session.log)
     return json_response(asdict(done))

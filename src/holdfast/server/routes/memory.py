@@ -21,7 +21,7 @@ from holdfast.memory.service import MAX_LIMIT
 from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.http.strict_routes import StrictRoute
-from holdfast.server.idempotency import drop_memory_answers, handles_idempotency_itself, tag_with_memories
+from holdfast.server.idempotency import handles_idempotency_itself, tag_with_memories
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import Serving, SessionId, field_error, json_response, memory_dict
 from holdfast.session.session import Session
@@ -137,7 +137,6 @@ def forget_memory(
     """Erase a memory and all its earlier versions for good; false if there was none."""
     memory = _open_memory(server, caller, user_id, app_name)
     deleted = memory.forget(key)
-    drop_memory_answers(caller.store, memory.user_id, memory.app_name)
     return json_response({"deleted": deleted})
 
 

@@ -20,7 +20,7 @@ from holdfast.server.auth import Caller, Chatter, Reader, Writer
 from holdfast.server.errors import ERRORS
 from holdfast.server.field_rights import DEVICE_SESSION_FIELDS, check_application_fields, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute, fast_path, parse_query
-from holdfast.server.idempotency import create_once
+from holdfast.server.idempotency import create_once, removes_content
 from holdfast.server.new_resources import NewSession, find_own_session, may_see
 from holdfast.server.routes import approvals, compliance, facts, forks, history, state
 from holdfast.server.schemas import requests, responses
@@ -187,12 +187,13 @@ def _collect_changes(session: Session, given: dict[str, Any]) -> dict[str, Any]:
     summary="Delete a session",
     response_model=responses.Deleted,
 )
+@removes_content
 def delete_session(caller: Writer, server: Serving, session_id: SessionId) -> Response:
     """Remove a session. Refused while it runs, is held, or is immutable."""
     session = caller.open_session(session_id)
     if not caller.store.remove("session", session.id):
         raise SessionNotFound(session_id)
-    server.drop_session_copies(caller.store, session.log)
+    server.drop_session_object(caller.store, session.log)
     return json_response({"status": "deleted"})
 
 
