@@ -225,7 +225,8 @@ def add_texts(client: httpx2.Client, id: str, *texts: str) -> int:
 
 
 def test_a_session_is_made_read_changed_listed_and_deleted(checked_server: CheckedServer, work_root: Path) -> None:
-    client = checked_server.client()
+    client, folder = checked_server.client(), work_root / "@" / "alice"
+    folder.mkdir(parents=True)
     body = {
         "id": "s 1",
         "title": "Refund",
@@ -233,7 +234,7 @@ def test_a_session_is_made_read_changed_listed_and_deleted(checked_server: Check
         "user_id": "alice",
         "app_name": "shop",
         "system": "Be kind.",
-        "work_dir": str(work_root),
+        "work_dir": str(folder),
         "messages": [{"role": "user", "content": "Hi"}],
         "state": {"language": "en"},
         "budget": {"tokens": 1000, "prices": {"input": 1}},
