@@ -27,6 +27,7 @@ from holdfast.stores.append import AppendResult, Head
 from holdfast.stores.erasure import ErasurePlan as ErasurePlan  # also for memory, which may know no other store module
 from holdfast.stores.key_values import KeyValues
 from holdfast.stores.lease import Claim, Lease
+from holdfast.stores.usage import UsageCounters
 
 PAGE = 1000
 
@@ -119,7 +120,7 @@ class Fork:
     is_head: bool = False  # nothing was written after it
 
 
-class Store(SessionStore, KeyValues, ABC):
+class Store(SessionStore, KeyValues, UsageCounters, ABC):
     """A store of logs. Everything here blocks, is safe to call from any thread, and hands out copies."""
 
     tenant: str
@@ -132,7 +133,7 @@ class Store(SessionStore, KeyValues, ABC):
     def for_tenant(self, tenant: str) -> Self:
         """The same store, bound to another tenant: it sees nothing of this one's."""
         bound = copy.copy(self)
-        bound.tenant = tenant
+        bound.tenant, bound.allowances = tenant, ()
         return bound
 
     def __enter__(self) -> Self:

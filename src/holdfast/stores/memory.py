@@ -29,9 +29,10 @@ from holdfast.stores.key_values import MemoryKeyValues
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.memory_reads import ClosedLock, LogInMemory, MemoryReads, SharedLogs
 from holdfast.stores.rows import new_log, replay_rows
+from holdfast.stores.usage import MemoryUsage
 
 
-class MemoryStore(MemoryKeyValues, MemoryReads):
+class MemoryStore(MemoryKeyValues, MemoryUsage, MemoryReads):
     """Sessions that live as long as the process: for tests, and the default when no store is named."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, limits: Limits | None = None, tenant: str = "") -> None:
@@ -70,6 +71,8 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
                     log.id, asked, found.digest == asked.digest, found.first, found.last, kept.head.epoch
                 )
             batch = self._plan_batch(kept, asked)
+            if batch.memories and self.allowances:
+                self._check_growth(memories=len({*batch.memories} - kept.names.keys()))
             self._commit(kept, [batch])
             return batch.outcome
 
@@ -201,6 +204,8 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             raise SessionExists(id)
 
     def _add(self, kept: LogInMemory) -> None:
+        if kept.log.kind == "session" and self.allowances:
+            self._check_growth(sessions=1, forks=int(kept.log.parent is not None))
         self._memory.logs[kept.log.number] = kept
         self._memory.names[kept.tenant, kept.log.kind, kept.log.id] = kept.log.number
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.log.events import MESSAGE_TYPES
 from holdfast.stores.erasure import INVALIDATING_TYPES
-from holdfast.stores.statements import Statements, render_postgres, run_queue
+from holdfast.stores.statements import Statements, render_postgres, run_queue, size_of_log
 
 _ROW = "seq, at, type, header, tokens, body, tombstone, hash"
 _EVENT_COLUMNS = f"log, {_ROW}, changes_view"
@@ -42,6 +42,8 @@ class PostgresStatements(Statements):
         WHERE log = ? AND seq BETWEEN ? AND ? AND type IN ({",".join("?" * len(INVALIDATING_TYPES))}) LIMIT 1"""
     TOMBSTONES = SCAN + " AND tombstone IS NOT NULL"
     SET_TOMBSTONE = "UPDATE events SET body = NULL, tombstone = ? WHERE log = ? AND seq = ?"
+    SIZE_OF_LOG = size_of_log("log = ? AND seq BETWEEN ? AND ?")
+    LOCK_USAGE = "LOCK TABLE usage IN SHARE ROW EXCLUSIVE MODE"
     PURGE = ("DELETE FROM events WHERE log = ?", "DELETE FROM words WHERE log = ?", *Statements.PURGE)
     ERASE_WHOLE = (*Statements.ERASE_WHOLE, "DELETE FROM words WHERE log = ?")
 

@@ -50,7 +50,8 @@ from holdfast.stores.rows import (
     replay_rows,
     session_row,
 )
-from holdfast.stores.sql_reads import SQLConnection, SQLReads
+from holdfast.stores.sql_reads import SQLConnection
+from holdfast.stores.sql_usage import SQLUsage
 
 T = TypeVar("T")
 
@@ -85,14 +86,10 @@ class NewLogStamp:
         return self._clock.now(), self._clock.new_id()
 
 
-class SQLStore(SQLReads):
+class SQLStore(SQLUsage):
     """A store in a SQL database. Subclasses: `SQLiteStore`, `PostgresStore`."""
 
     # -- what a database does in its own way -------------------------------------------------------------------------
-
-    @abstractmethod
-    def _transaction(self, job: Callable[[Any], T]) -> T:
-        """Run a job in a transaction and return its result when it is durable."""
 
     def _key_transaction(self, job: Callable[[Any], T]) -> T:
         """Run a job that may create data keys: if it fails, no cached key of it stays."""
@@ -278,11 +275,14 @@ class SQLStore(SQLReads):
         with self._pipeline(db):
             if log.kind == "session":
                 db.execute(self.sql.ADD_SESSION, session_row(log, self.tenant, head, changed, key))
+                self._count_session(db, log, 1)
             for ancestor in log.ancestors:
                 db.execute(self.sql.ADD_LINEAGE, (ancestor, log.number))
             for batch in batches:
                 self._write_events(db, log.number, batch)
                 self._write_rest(db, log.number, batch)
+        if log.kind == "session":
+            self._check_new_session(db, log)
         return log
 
     def _write_rest(self, db: SQLConnection, number: int, batch: AppendBatch) -> None:
@@ -304,6 +304,8 @@ class SQLStore(SQLReads):
             db.execute(sql.ADD_TO_RUN_QUEUE, (number, batch.outcome.at))
         elif batch.has_queued_runs is not None:
             db.execute(sql.DROP_FROM_RUN_QUEUE, (number,))
+        if batch.memories:
+            self._count_new_memories(db, number, batch)
         if batch.snapshot is not None:
             db.execute(sql.ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -335,6 +337,8 @@ class SQLStore(SQLReads):
             for ancestor in log.ancestors:  # every process takes these locks in the same order
                 db.execute(self.sql.LOCK_LOG, (ancestor,))
             self._purge(db, log)
+            if kind == "session":
+                self._count_session(db, log, -1)
             self._forget_head(number)
             return True
 
@@ -345,6 +349,7 @@ class SQLStore(SQLReads):
         number = log.number
         if db.execute(self.sql.HAS_READER, (number,)).fetchone() is not None:
             return
+        self._count_lost_memories(db, log)
         self._purge_events(db, number)
         for statement in self.sql.PURGE:
             db.execute(statement, (number,))
@@ -408,6 +413,7 @@ class SQLStore(SQLReads):
         for number, names in burial.names.items():
             for name, seq in names:
                 db.execute(self.sql.DROP_NAME, (number, encrypt_name(self._key(db, number), name), seq))
+            self._count_forgotten(db, number, {name for name, _ in names})
         crashpoint("inside burial")
         for number in burial.whole_logs:
             self._erase_rest(db, number)
@@ -417,6 +423,7 @@ class SQLStore(SQLReads):
 
     def _erase_rest(self, db: SQLConnection, number: int) -> None:
         """Erase all but the events of a log, and replace its key, so that old copies of the data are not readable."""
+        self._count_erased_log(db, number)
         for statement in self.sql.ERASE_WHOLE:
             db.execute(statement, (number,))
         db.execute(self.sql.FORGET_OWNER, (number,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.log.events import MESSAGE_TYPES
 from holdfast.stores.erasure import INVALIDATING_TYPES
-from holdfast.stores.statements import Statements, render_sqlite, run_queue
+from holdfast.stores.statements import Statements, render_sqlite, run_queue, size_of_log
 
 SHIFT = 32
 _ROW = "event & 4294967295, at, type, header, tokens, body, tombstone, hash"
@@ -27,6 +27,7 @@ class SQLiteStatements(Statements):
         WHERE event BETWEEN ? AND ? AND type IN ({",".join("?" * len(INVALIDATING_TYPES))}) LIMIT 1"""
     TOMBSTONES = SCAN + " AND tombstone IS NOT NULL"
     SET_TOMBSTONE = "UPDATE events SET body = NULL, tombstone = ? WHERE event = ?"
+    SIZE_OF_LOG = size_of_log("event BETWEEN ? AND ?")
     PURGE_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
     # Refuses INSERT OR REPLACE, which fires no other trigger. The trigger is created with the first immutable session,
     # because every insert pays for it.
