@@ -69,6 +69,11 @@ class Quota:
     def to_dict(self) -> dict[str, int | float]:
         return {name: limit for name in (*STOCKS, *FLOWS) if (limit := getattr(self, name)) is not None}
 
+    def tighten(self, other: Quota) -> Quota:
+        """Return the smaller limit of both, by name."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        return Quota.of({name: min(each[name] for each in (mine, theirs) if name in each) for name in mine | theirs})
+
     def check_growth(self, used: Usage, growth: Mapping[str, int], *, user_id: str | None) -> None:
         """Raise QuotaExceeded if `used`, which has grown by these amounts, is above a limit of them."""
         for name, amount in growth.items():

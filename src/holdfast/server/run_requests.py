@@ -84,6 +84,8 @@ def _make_run_request(
         if len(view.queue) >= server.config.queue:
             raise QueueFull(server.config.queue)
         server.catalog.find(store, body.agent_id)  # an unknown agent is the client's mistake: refuse before the append
+        if store.allowances:
+            server.quotas.check_run(store, len(body.model_dump_json()))
     run_request = RunRequest(
         message=read_question(body.message),
         agent=body.agent_id,
@@ -166,6 +168,7 @@ def _reopen_once(
         return log, AdmittedRun(run_id=run, seq=int(seq), repeated=True)
     if agent_id is not None:
         server.catalog.find(store, agent_id)  # an unknown agent is refused before the first append
+    server.quotas.check_run(store, 0)
     before = store.head(log).head
     if not change_session():
         return log, None

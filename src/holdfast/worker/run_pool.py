@@ -110,7 +110,7 @@ class RunPool:
         self._stopping = False
         self.is_hurried = False  # `stop` waits no longer
         self.takeovers = 0
-        self.on_end: Callable[[str], None] = lambda outcome: None
+        self.on_end: Callable[[str, Store, Log], None] = lambda outcome, store, log: None
         self.on_unexpected_error: Callable[[BaseException], None] = lambda error: None
 
     # -- from any thread -------------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ class RunPool:
             with suppress(AgentError):
                 runtime.session.prune_if_due()
         crashpoint("run over")
-        self.on_end(_outcome_label(result))
+        self.on_end(_outcome_label(result), store, log)
         self._callbacks.notify(run, result)
         return result
 
@@ -450,7 +450,7 @@ class RunPool:
             data["error"] = error_data(error)
         store.append(log, [Draft(type="run.dropped", run=run, data=data)])
         self._listener.notify_append(log)
-        self.on_end(_outcome_label(error or TurnCancelled()))
+        self.on_end(_outcome_label(error or TurnCancelled()), store, log)
         self._callbacks.notify(run, error or TurnCancelled())
 
     # -- runs of other processes -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from holdfast.server.config import Config
 from holdfast.server.errors import REQUEST_ID, error_response, log_unexpected_error
 from holdfast.server.http.origins import Headers, OriginPolicy
 from holdfast.server.metrics import Metrics
+from holdfast.server.quotas import quota_headers
 
 CHECKED_HEADERS = frozenset(
     (
@@ -48,6 +49,7 @@ DEFAULT_HEADERS = (  # the page at / sends its own policy
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
+EXPOSED_HEADERS = b"x-request-id, retry-after, idempotency-replayed, ratelimit, ratelimit-policy"
 LARGE_BODY_PATHS = ("/message", "/message/stream", "/messages", "/sessions/import")  # their bodies carry files
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
@@ -156,9 +158,12 @@ class Exchange:
         there = {name for name, _ in headers}
         added = [*headers, *SECURITY_HEADERS, (b"x-request-id", self.request_id.encode())]
         added += [each for each in DEFAULT_HEADERS if each[0] not in there]
+        caller = self._scope.get(CALLER)
+        if caller is not None and caller.store.allowances:
+            added += quota_headers(caller.store)
         if self.origin:
             added.append((b"access-control-allow-origin", self.origin))
-            added.append((b"access-control-expose-headers", b"x-request-id, retry-after, idempotency-replayed"))
+            added.append((b"access-control-expose-headers", EXPOSED_HEADERS))
         if self._middleware.origin_policy.has_origins:
             added.append((b"vary", b"origin"))
         if self.status >= 400 and self.has_unread_body and b"connection" not in there:

@@ -24,6 +24,7 @@ from holdfast.log import codec
 from holdfast.log.arguments import suggest_name
 from holdfast.server.auth import Require, dependency_of
 from holdfast.server.idempotency import answer_once
+from holdfast.server.quotas import charge_request
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)
@@ -160,6 +161,14 @@ class StrictRoute(APIRoute):
                 return await answer(request)
             if caller is None or has_own_answers:
                 return await answer(request)
-            return await answer_once(request, caller, lambda: answer(request))
+
+            async def charge_and_answer() -> Response:
+                """A request that is answered from its first answer is not charged again."""
+                if caller.store.allowances:
+                    size = len(await request.body())
+                    await off_thread(charge_request, caller.store, self.operation_id, size)
+                return await answer(request)
+
+            return await answer_once(request, caller, charge_and_answer)
 
         return handle
