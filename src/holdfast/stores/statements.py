@@ -131,16 +131,19 @@ class Statements:
     COUNT_USER = _SESSION_COUNTS + " WHERE s.tenant = ? AND s.user_id = ?"
     COUNT_MEMORIES = f"""SELECT count(*) FROM (SELECT DISTINCT n.log, n.name FROM names n JOIN logs l ON l.log = n.log
         WHERE l.tenant = ? AND l.kind IN ('memory', 'memory.app') AND l.id IS NOT NULL AND {_MEMORY_NAMES}) AS found"""
-    COUNT_USER_MEMORIES = f"""SELECT count(*) FROM (SELECT DISTINCT n.log, n.name FROM names n
-        JOIN logs l ON l.log = n.log WHERE l.tenant = ? AND l.kind = 'memory' AND l.id = ? AND {_MEMORY_NAMES}) AS found"""
+    COUNT_USER_MEMORIES = f"""SELECT count(DISTINCT n.name) FROM names n JOIN logs l ON l.log = n.log
+        WHERE l.tenant = ? AND l.kind = 'memory' AND l.id = ? AND {_MEMORY_NAMES}"""
     MEMORIES_OF_LOG = f"SELECT count(DISTINCT n.name) FROM names n WHERE n.log = ? AND {_MEMORY_NAMES}"
     HAS_NAME = "SELECT 1 FROM names WHERE log = ? AND name = ? AND seq < ? LIMIT 1"
     BEGIN_SETTLING = "INSERT INTO settled VALUES(?,?) ON CONFLICT DO NOTHING"
     SETTLED = "SELECT usage FROM settled WHERE log = ? FOR UPDATE"
     SET_SETTLED = "UPDATE settled SET usage = ? WHERE log = ?"
     # The clocks of two servers may differ: the later day counts.
-    ADD_TO_DAY = """UPDATE usage SET tokens = CASE WHEN day < ? THEN 0 ELSE tokens END + ?,
-        cost = CASE WHEN day < ? THEN 0 ELSE cost END + ?, day = greatest(day, ?)""" + _OWNER
+    ADD_TO_DAY = (
+        """UPDATE usage SET tokens = CASE WHEN day < ? THEN 0 ELSE tokens END + ?,
+        cost = CASE WHEN day < ? THEN 0 ELSE cost END + ?, day = greatest(day, ?)"""
+        + _OWNER
+    )
     ADD_BYTES = f"""UPDATE usage SET bytes = bytes + ?{_OWNER}
         RETURNING sessions, forks, memories, bytes, measured_at, day, tokens, cost"""
     CLAIM_MEASUREMENT = f"UPDATE usage SET measured_at = ?{_OWNER} AND measured_at <= ? RETURNING bytes"
@@ -149,8 +152,11 @@ class Statements:
     SIZES_OF_DELETED = _SIZES + " WHERE l.tenant = ? AND l.id IS NULL"
     SIZES_OF_USER = _SIZES + " JOIN sessions s ON s.log = l.log WHERE s.tenant = ? AND s.user_id = ?"
     SIZES_OF_NAMED = _SIZES + " WHERE l.tenant = ? AND l.kind IN ('memory', 'user') AND l.id = ?"
-    SIZES_OF_ANCESTORS = SIZES_OF_DELETED + """ AND l.log IN
+    SIZES_OF_ANCESTORS = (
+        SIZES_OF_DELETED
+        + """ AND l.log IN
         (SELECT n.ancestor FROM lineage n JOIN sessions s ON s.log = n.log WHERE s.user_id = ?)"""
+    )
     SIZE_OF_VALUES = "SELECT coalesce(sum(length(value)), 0) FROM key_values WHERE tenant = ?"
     SIZE_OF_LOG = ""
     SET_SIZE = """INSERT INTO sizes VALUES(?,?,?)
