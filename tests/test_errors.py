@@ -54,6 +54,9 @@ SAMPLES: dict[str, Callable[[], AgentError]] = {
     "SessionExists": lambda: errors.SessionExists("s-1"),
     "SessionHeld": lambda: errors.SessionHeld("delete", reason="case 12"),
     "SessionMismatch": lambda: errors.SessionMismatch("s-1", "user"),
+    "QuotaExceeded": lambda: errors.QuotaExceeded(
+        "tokens_per_day", limit=9, used=10, user_id="u", resets_at="2030-01-02T00:00:00Z", retry_after=5.0
+    ),
     "SessionNotFound": lambda: errors.SessionNotFound("s-1"),
     "StaleEpoch": lambda: errors.StaleEpoch("s-1", epoch=1, current=2),
     "TooManyRequests": lambda: errors.TooManyRequests("this key asks too often", retry_after=0.5),

@@ -21,7 +21,7 @@ AgentError
 │  │  ProviderUnavailable, BadResponse
 │  └─ BadResponse: StreamTruncated
 ├─ of a server and its clients: Unauthorized, Forbidden, NotFound, RequestTimeout, KeyInUse, TooManyRequests,
-│     Unavailable, AgentExists, AgentFromCode, ServerUnavailable, ServerSilent
+│     QuotaExceeded, Unavailable, AgentExists, AgentFromCode, ServerUnavailable, ServerSilent
 └─ AlreadyAdmitted, BadOutput, MissingExtra, ScriptExhausted, UnsupportedSystem
 """
 
@@ -596,6 +596,25 @@ class TooManyRequests(AgentError, code="too_many_requests", status=429):
     def __init__(self, what: str, *, retry_after: float) -> None:
         self.what, self.retry_after = what, retry_after
         super().__init__(f"{what}: try again in {max(1, math.ceil(retry_after))} s")
+
+
+class QuotaExceeded(AgentError, code="quota_exceeded", status=429):
+    """A tenant, or the user of a key, has or has used as much as its quota allows."""
+
+    def __init__(
+        self,
+        quota: str,
+        *,
+        limit: float,
+        used: float,
+        user_id: str | None = None,
+        resets_at: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        self.quota, self.limit, self.used, self.user_id = quota, limit, used, user_id
+        self.resets_at, self.retry_after = resets_at, retry_after
+        fix = "delete some" if resets_at is None else f"it begins again at {resets_at}"
+        super().__init__(f"the quota {quota}={limit} is used up ({used}): {fix}, or ask the operator for a higher one")
 
 
 class Unavailable(AgentError, code="unavailable", status=503):

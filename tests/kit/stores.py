@@ -19,7 +19,9 @@ names = itertools.count()
 def empty_tables(store: PostgresStore) -> None:
     """Empty the database: cheaper than a new one for each test. Past the triggers, which guard immutable sessions."""
     logs = "logs events names sessions once leases snapshots blobs lineage indexed words retention erasures"
-    qualified = ", ".join(f"holdfast.{name}" for name in f"{logs} master_key key_values run_queue".split())
+    qualified = ", ".join(
+        f"holdfast.{name}" for name in f"{logs} master_key key_values run_queue usage settled sizes".split()
+    )
 
     def truncate_tables(db: Any) -> None:
         db.execute("SET LOCAL session_replication_role = replica")

@@ -36,6 +36,13 @@ def keys() -> None:
 @click.option("--tenant", default="", help="The tenant; without it, the one that has no name.")
 @click.option("--name", help="What the key is for, to tell it from others.")
 @click.option("--expires-days", type=float, help="Days that the key lives; without it, until it is revoked.")
+@click.option(
+    "--quota",
+    "quotas",
+    multiple=True,
+    metavar="NAME=LIMIT",
+    help="What its user may have or use, such as sessions=100; of its tenant, if it has no user. May be repeated.",
+)
 @store_option
 @json_option
 def create(
@@ -45,10 +52,12 @@ def create(
     tenant: str,
     name: str | None,
     expires_days: float | None,
+    quotas: tuple[str, ...],
     url: str | None,
     as_json: bool,
 ) -> None:
     """Make a key and show it, this once."""
+    from holdfast.policy.quota import parse_quota
     from holdfast.server.api_keys import create_key
 
     with exit_on_error("keys", as_json=as_json), open_server_store(url, create=True) as store:
@@ -60,6 +69,7 @@ def create(
             name=name,
             may_approve=may_approve,
             expires_days=expires_days,
+            quota=parse_quota(quotas),
         )
         if as_json:
             click.echo(json.dumps({"key": key} | info.to_public_dict(store.clock.now())))

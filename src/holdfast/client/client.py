@@ -171,6 +171,12 @@ def tools(self: Base[R]) -> Flow[list[dict[str, Any]]]:
     return found
 
 
+def quotas(self: Base[R]) -> Flow[list[dict[str, Any]]]:
+    """The limits of this client's key: name, user_id, limit, used, left and resets_at."""
+    found: list[dict[str, Any]] = (yield get("/quota"))["quotas"]
+    return found
+
+
 def health(self: Base[R]) -> Flow[dict[str, Any]]:
     """That the server is there."""
     found: dict[str, Any] = yield get("/health")
@@ -192,6 +198,7 @@ class Client(Base[RemoteSession]):
     delete = sync_method(delete_session)
     import_ = sync_method(import_)
     tools = sync_method(tools)
+    quotas = sync_method(quotas)
     health = sync_method(health)
 
     @property
@@ -229,6 +236,7 @@ class AsyncClient(Base[AsyncRemoteSession]):
     delete = async_method(delete_session)
     import_ = async_method(import_)
     tools = async_method(tools)
+    quotas = async_method(quotas)
     health = async_method(health)
 
     @property

@@ -57,9 +57,12 @@ def names_of(seq: int, type: str, data: dict[str, Any]) -> list[NameRow]:
     return []
 
 
+MEMORY_PREFIX = "memory/"  # of the names of memories
+
+
 def memory_name(app: str | None, key: str) -> str:
     """The name of a memory: those of one app begin alike, and no app is written as nothing."""
-    return f"memory/{quote(app or '', safe='')}/{key}"
+    return f"{MEMORY_PREFIX}{quote(app or '', safe='')}/{key}"
 
 
 def expiry_name(expires_at: int, seq: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -28,6 +28,13 @@ def called_by(log_uid: str) -> Iterator[None]:
         CALLING_LOGS.reset(token)
 
 
+class UsageMeter(Protocol):
+    """Takes what a session has used so far, in total; raises QuotaExceeded if no model may be called any more."""
+
+    def __call__(self, used: Mapping[str, int]) -> None: ...
+    def settle(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class SessionCache:
     """Values that one session object keeps from one turn to the next. Losing them costs time, never data."""
@@ -35,6 +42,7 @@ class SessionCache:
     temp: dict[str, Any] = field(default_factory=dict)  # state of scope "temp"; cleared when a turn ends
     window: HistoryWindow | None = None  # the newest messages, read for the last prompt
     stored_contexts: set[str] = field(default_factory=set)  # digests of prompts that the log already holds
+    meter: UsageMeter | None = None  # called before each model call, if a quota limits what the session uses
     prune_idle_until: int = 0  # head up to which a turn does not try to prune again
     # Each of these is one tuple, so that another thread never reads one part of it without the others.
     retention: tuple[int, Retention] | None = None  # the last retention.set event read: its seq and its retention

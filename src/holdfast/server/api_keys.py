@@ -19,6 +19,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.log import codec
 from holdfast.log.identifiers import check_id, check_owner
 from holdfast.log.times import to_datetime
+from holdfast.policy.quota import Quota
 from holdfast.stores.base import Store
 
 Role = Literal["read", "chat", "write", "admin"]
@@ -46,6 +47,7 @@ class KeyInfo:
     expires_at: int | None = None
     revoked_at: int | None = None
     last_used: int | None = None
+    quota: dict[str, int | float] | None = None  # limits by name
 
     def is_valid(self, now: int) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
@@ -74,6 +76,7 @@ def create_key(
     name: str | None = None,
     may_approve: bool = False,
     expires_days: float | None = None,
+    quota: Quota | None = None,
 ) -> tuple[str, KeyInfo]:
     """Create a key; return the key and its stored info. The key itself is not stored, so it is shown only now."""
     if role not in ROLES:
@@ -101,6 +104,7 @@ def create_key(
             created_at=now,
             may_approve=may_approve,
             expires_at=None if expires_days is None else now + int(expires_days * _DAY),
+            quota=quota.to_dict() if quota else None,
         )
         if keys.kv_put(KEYS, key_id, _encode_key_info(info), only_new=True) is None:
             return key, info

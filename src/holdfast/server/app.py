@@ -71,13 +71,14 @@ class Server:
         self.metrics = Metrics()
         self.limits = RequestLimits(config, metrics=self.metrics)
         self.authenticator = Authenticator(store, config=config, token=token, limits=self.limits, metrics=self.metrics)
+        self.quotas = self.authenticator.quotas
         self.catalog = AgentCatalog(agents=agents, tools=tools)
         self.memory = Memory() if memory is None else memory
         self.feed = Feed(store, poll=config.poll, tick=config.ping)
         self.runs = RunPool(store, self._cast, self.feed, threads=config.runs)
         self.runs_under_way = RunsUnderWay(self.limits.runs, self.runs, store.clock)
         self.readiness = Readiness(store)
-        self.runs.on_end = lambda outcome: self.metrics.runs.labels(outcome).inc()
+        self.runs.on_end = self._end_run
         self.runs.on_unexpected_error = lambda error: errors.log_unexpected_error(
             error, metrics=self.metrics, where="a run"
         )
@@ -93,6 +94,8 @@ class Server:
     def _cast(self, store: Store, log: Log, agent: str | None) -> Responder:
         """Return the agent and the session object of a run. The session is cached: it holds the last prompt."""
         found = self.catalog.find(store, agent)
+        budget = self.catalog.budget_of(store, agent)
+        store, meter = self.quotas.limit_run(store, log, budget)
         with self._lock:
             session = self._sessions.pop((store.tenant, log.number), None)
             if session is None:
@@ -100,10 +103,17 @@ class Server:
             self._sessions[store.tenant, log.number] = session
             if len(self._sessions) > MAX_CACHED_SESSIONS:
                 self._sessions.popitem(last=False)
-        session.agent = found
+        session.agent, session.store, session.cache.meter = found, store, meter
         settings = found.settings()
-        budget = self.catalog.budget_of(store, agent)
         return Responder(settings if budget is None else replace(settings, budget=budget), session)
+
+    def _end_run(self, outcome: str, store: Store, log: Log) -> None:
+        """Count the end of a run, and settle what it has used."""
+        self.metrics.runs.labels(outcome).inc()
+        session = self._sessions.get((store.tenant, log.number))
+        if session is not None and session.cache.meter is not None:
+            with suppress(AgentError):  # the next run of the session settles it
+                session.cache.meter.settle()
 
     async def wait_for_run_cleanup(self, log: Log, run: str) -> None:
         """Wait until the thread of a run has finished its work, pruning included, so that a client that reads the end
@@ -211,7 +221,7 @@ class Server:
 
 def create_app(server: Server) -> FastAPI:
     """Return the application; its lifespan opens and closes the server."""
-    from holdfast.server.routes import agents, events, health, index, memory, runs, sessions
+    from holdfast.server.routes import agents, events, health, index, memory, quota, runs, sessions
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -240,6 +250,7 @@ def create_app(server: Server) -> FastAPI:
         *sessions.routers,
         memory.router,
         agents.router,
+        quota.router,
         health.router,
         index.router,
     ):

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +26,7 @@ from starlette.types import Scope
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import AgentError, Forbidden, InvalidArgument, SessionNotFound, StoreError, Unauthorized
 from holdfast.operating_system import find_exposed_mode
+from holdfast.policy.quota import Quota
 from holdfast.server.api_keys import (
     ROLES,
     KeyInfo,
@@ -39,6 +40,7 @@ from holdfast.server.api_keys import (
 from holdfast.server.config import Config, is_token
 from holdfast.server.errors import log_unexpected_error
 from holdfast.server.metrics import Metrics
+from holdfast.server.quotas import Quotas
 from holdfast.server.rate_limits import RequestLimits
 from holdfast.session.session import Session
 from holdfast.stores.base import Store
@@ -67,6 +69,7 @@ class Caller:
     key_id: str
     store: Store = field(compare=False)
     is_approver: bool = False  # the key was given the permission to approve
+    quota: Quota | None = None  # of the key; of its user, or of its tenant if it has none
 
     def has_role(self, role: Role) -> bool:
         return ROLES.index(self.role) >= ROLES.index(role)
@@ -115,6 +118,7 @@ class Authenticator:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store, self._limits, self._metrics, self._clock = store, limits, metrics, clock
+        self.quotas = Quotas(config)
         everything = Caller(tenant="", user=None, role="admin", key_id="server", store=store.for_tenant(""))
         self._open_server_caller = everything if config.open else None
         self._server_caller, self._server_digest = everything, digest_of(token) if token else ""
@@ -135,13 +139,18 @@ class Authenticator:
         """Return the caller of these headers; raise `Unauthorized` if no key is valid, with one text for all causes."""
         if self._open_server_caller is not None:
             self._limits.count_request(address)
-            return self._open_server_caller
+            return self._limit_caller(self._open_server_caller)
         caller = await self._find_caller(headers, address)
         if caller is None:
             self._metrics.refusals.labels("key").inc()
             raise Unauthorized
         self._limits.count_request(caller.key_id)
-        return caller
+        return self._limit_caller(caller)
+
+    def _limit_caller(self, caller: Caller) -> Caller:
+        """Bind the store of a caller to its quotas, for one request: the headers of the answer show what it read."""
+        limited = self.quotas.limit_store(caller.store, caller.user, caller.quota)
+        return caller if limited is caller.store else replace(caller, store=limited)
 
     async def _find_caller(self, headers: Iterable[tuple[bytes, bytes]], address: str) -> Caller | None:
         key = key_from_headers(headers)
@@ -227,6 +236,7 @@ class Authenticator:
                 key_id=info.id,
                 store=self._store.for_tenant(info.tenant),
                 is_approver=info.may_approve,
+                quota=None if info.quota is None else Quota.of(info.quota),
             )
             if info.expires_at is not None:
                 until = min(until, self._clock.monotonic() + (info.expires_at - now) / 1e6)

@@ -156,6 +156,18 @@ class Config:
     )
     rate: float = _config_field(500.0, "HOLDFAST_RATE", "Requests a second of one key; 0: no limit.", least=0)
     burst: int = _config_field(1000, "HOLDFAST_BURST", "Requests of one key at once, before the rate applies.", least=1)
+    quotas: tuple[str, ...] = _config_field(
+        (),
+        "HOLDFAST_QUOTAS",
+        "Limit of every tenant (sessions=1000), or of one (acme:sessions=5000); may be given several times.",
+        flag="--quota",
+    )
+    prices: tuple[str, ...] = _config_field(
+        (),
+        "HOLDFAST_PRICES",
+        "Money per million tokens (input=2.5), for quotas of money; may be given several times.",
+        flag="--price",
+    )
     ping: float = _config_field(
         15.0, "HOLDFAST_PING", "Seconds of silence after which a stream sends a ping.", least=0.05
     )
@@ -270,6 +282,10 @@ class Config:
             if any(path != other and path.is_relative_to(other) for other in real):
                 # The folder of a tenant in the outer root could be the inner root, which has folders of all tenants.
                 raise InvalidArgument(f"--work-root {str(path)!r} is inside another work root: give one of them")
+        if self.quotas or self.prices:
+            from holdfast.server.quotas import Quotas
+
+            Quotas(self)
         for setting in SETTINGS:
             if setting.kind is tuple and len(getattr(self, setting.name)) > MOST_TEXTS:
                 raise InvalidArgument(f"{setting.flag} is given more than {MOST_TEXTS} times")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from holdfast.errors import Forbidden, QueueFull, Unavailable
 from holdfast.log.messages import read_question
-from holdfast.log.view import View, decode_view
+from holdfast.log.view import decode_view
 from holdfast.server.app import Server
 from holdfast.server.auth import Caller
 from holdfast.server.field_rights import DEVICE_RETRY_FIELDS, check_device_fields
@@ -45,8 +45,8 @@ def run_or_queue_message(
     """
     refuse_while_draining(server)
     log = caller.open_session(session_id).log
-    head, view, run_request = _make_run_request(server, caller, log, body, key)
-    if view.turn is not None or view.queue:
+    head, can_begin, run_request = _make_run_request(server, caller, log, body, key)
+    if not can_begin:
         return log, _admit_and_notify(server, caller, log, run_request)
 
     def report_end(run: str, result: RunResult) -> None:
@@ -73,8 +73,8 @@ def queue_message(
 
 def _make_run_request(
     server: Server, caller: Caller, log: Log, body: MessageBody, key: str | None
-) -> tuple[Head, View, RunRequest]:
-    """Return the head of the session, its view, and the run request for a message.
+) -> tuple[Head, bool, RunRequest]:
+    """Return the head of the session, whether a run may begin at it, and the run request for a message.
 
     Raises if the session takes no message now, if its queue is full, or if the agent is unknown. A key that has
     admitted its message before passes these checks: the retry must find its run.
@@ -89,6 +89,8 @@ def _make_run_request(
         if len(view.queue) >= server.config.queue:
             raise QueueFull(server.config.queue)
         server.catalog.find(store, body.agent_id)  # an unknown agent is the client's mistake: refuse before the append
+        if store.allowances:
+            server.quotas.check_run(store, len(body.model_dump_json()))
     run_request = RunRequest(
         message=read_question(body.message),
         agent=body.agent_id,
@@ -98,7 +100,8 @@ def _make_run_request(
         once=once,
         actor=serializers.actor_of(caller),
     )
-    return head, view, run_request
+    # A message that was admitted before begins no turn, which a budget or a quota might refuse.
+    return head, not (is_known or view.turn or view.queue), run_request
 
 
 def _admit_and_notify(server: Server, caller: Caller, log: Log, run_request: RunRequest) -> AdmittedRun:
@@ -174,6 +177,7 @@ def _reopen_once(
         return log, AdmittedRun(run_id=run, seq=int(seq), repeated=True)
     if agent_id is not None:
         server.catalog.find(store, agent_id)  # an unknown agent is refused before the first append
+    server.quotas.check_run(store, 0)
     before = store.head(log).head
     if not change_session():
         return log, None

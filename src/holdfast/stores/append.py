@@ -24,7 +24,7 @@ from holdfast.errors import (
 from holdfast.log import chain, codec
 from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Row, unpack_header
 from holdfast.log.messages import Limits
-from holdfast.log.named_values import NAMING_TYPES, NameRow, columns_of, names_of
+from holdfast.log.named_values import MEMORY_PREFIX, NAMING_TYPES, NameRow, columns_of, names_of
 from holdfast.log.times import days_to_microseconds
 from holdfast.log.view import ENDED, MOVES, REFUSED_WHEN_ENDED, TURN_ENDS, View, changes_view, decode_view
 from holdfast.stores.lease import Claim, Lease
@@ -146,6 +146,7 @@ class AppendBatch:
     rows: list[Row] = field(default_factory=list)
     changes_view: list[bool] = field(default_factory=list)
     names: list[NameRow] = field(default_factory=list)
+    memories: list[str] = field(default_factory=list)  # those of the names that are memories
     blobs: dict[str, bytes] = field(default_factory=dict)
     idempotency: tuple[str, IdempotencyRecord] | None = None
     snapshot: bytes | None = None  # of the view after this batch
@@ -161,6 +162,7 @@ class AppendBatch:
         """Only events and names: the common case, which a store may write in one statement."""
         special = (
             self.blobs,
+            self.memories,
             self.idempotency,
             self.snapshot,
             self.changed_columns,
@@ -328,6 +330,7 @@ def plan_append(
         rows=rows,
         changes_view=marked,
         names=names,
+        memories=[name for name, _, ref in names if ref is not None and name.startswith(MEMORY_PREFIX)],
         blobs=blobs,
         idempotency=once,
         snapshot=snapshot,

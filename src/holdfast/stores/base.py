@@ -29,6 +29,7 @@ from holdfast.stores.key_values import KeyValues
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.signatures import SignedHeads
 from holdfast.stores.signing_keys import PublicKeys
+from holdfast.stores.usage import UsageCounters
 from holdfast.stores.write_faults import WriteFaults
 
 PAGE = 1000
@@ -122,7 +123,7 @@ class Fork:
     is_head: bool = False  # nothing was written after it
 
 
-class Store(SessionStore, KeyValues, SignedHeads, WriteFaults, ABC):
+class Store(SessionStore, KeyValues, SignedHeads, UsageCounters, WriteFaults, ABC):
     """A store of logs. Everything here blocks, is safe to call from any thread, and hands out copies."""
 
     tenant: str
@@ -135,7 +136,7 @@ class Store(SessionStore, KeyValues, SignedHeads, WriteFaults, ABC):
     def for_tenant(self, tenant: str) -> Self:
         """The same store, bound to another tenant: it sees nothing of this one's."""
         bound = copy.copy(self)
-        bound.tenant = tenant
+        bound.tenant, bound.allowances = tenant, ()
         return bound
 
     def __enter__(self) -> Self:

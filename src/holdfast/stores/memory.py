@@ -32,9 +32,10 @@ from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.memory_reads import ClosedLock, LogInMemory, MemoryReads, SharedLogs
 from holdfast.stores.removal import find_remaining_past, make_tombstones, named_digests
 from holdfast.stores.rows import new_log, replay_rows
+from holdfast.stores.usage import MemoryUsage
 
 
-class MemoryStore(MemoryKeyValues, MemoryReads):
+class MemoryStore(MemoryKeyValues, MemoryUsage, MemoryReads):
     """Sessions that live as long as the process: for tests, and the default when no store is named."""
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK, limits: Limits | None = None, tenant: str = "") -> None:
@@ -75,6 +76,8 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
                     is_same = agrees_with_remains(asked, found.first, kept.rows[start : found.last - log.base])
                 return repeat_outcome(log.id, asked, is_same, found.first, found.last, kept.head.epoch)
             batch = self._plan_batch(kept, asked)
+            if batch.memories and self.allowances:
+                self._check_growth(memories=len({*batch.memories} - kept.names.keys()))
             self._commit(kept, [batch])
             return batch.outcome
 
@@ -206,6 +209,8 @@ class MemoryStore(MemoryKeyValues, MemoryReads):
             raise SessionExists(id)
 
     def _add(self, kept: LogInMemory) -> None:
+        if kept.log.kind == "session" and self.allowances:
+            self._check_growth(sessions=1, forks=int(kept.log.parent is not None))
         self._memory.logs[kept.log.number] = kept
         self._memory.names[kept.tenant, kept.log.kind, kept.log.id] = kept.log.number
 

@@ -59,6 +59,8 @@ class SharedLogs:
         self.names: dict[tuple[str, str, str], int] = {}
         self.last_number = 0
         self.key_values: dict[tuple[str, str, bytes], tuple[bytes, int | None]] = {}  # value, expires
+        self.settled: dict[int, dict[str, int]] = {}  # usage of a session that was added to that of a day
+        self.days: dict[tuple[str, str | None], tuple[int, int, float]] = {}  # day, tokens and cost, by tenant and user
 
 
 class MemoryReads(Store):

@@ -196,6 +196,9 @@ class PostgresStore(PostgresKeyValues, SQLStore):
     def _lock_master(self, db: SQLConnection) -> None:
         db.execute(SQL.LOCK_MASTER_KEY)
 
+    def _lock_usage(self, db: SQLConnection) -> None:
+        db.execute(SQL.LOCK_USAGE)
+
     def _is_rotated(self, db: SQLConnection, rotation: KeyRotation) -> bool:
         found = db.execute(SQL.MASTER).fetchone()
         return found is not None and found[0] == rotation.fingerprint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.log.events import MESSAGE_TYPES
 from holdfast.stores.erasure import INVALIDATING_TYPES
-from holdfast.stores.statements import Statements, render_postgres, run_queue
+from holdfast.stores.statements import Statements, render_postgres, run_queue, size_of_log
 
 _ROW = "seq, at, type, header, tokens, body, tombstone, hash"
 _EVENT_COLUMNS = f"log, {_ROW}, changes_view"
@@ -44,6 +44,8 @@ class PostgresStatements(Statements):
     SET_TOMBSTONE = "UPDATE events SET body = NULL, tombstone = ? WHERE log = ? AND seq = ?"
     CUT_EVENTS = "DELETE FROM events WHERE log = ? AND seq > ?"
     CUT_WORDS = "DELETE FROM words WHERE log = ? AND seq > ?"
+    SIZE_OF_LOG = size_of_log("log = ? AND seq BETWEEN ? AND ?")
+    LOCK_USAGE = "LOCK TABLE usage IN SHARE ROW EXCLUSIVE MODE"
     ERASE_WHOLE = (*Statements.ERASE_WHOLE, "DELETE FROM words WHERE log = ?")
 
     TIME = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"

@@ -55,6 +55,7 @@ from holdfast.stores.rows import (
 )
 from holdfast.stores.sql_reads import SQLConnection
 from holdfast.stores.sql_signatures import SQLSignatures
+from holdfast.stores.sql_usage import SQLUsage
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class NewLogStamp:
         return self._drawn
 
 
-class SQLStore(SQLSignatures):
+class SQLStore(SQLUsage, SQLSignatures):
     """A store in a SQL database. Subclasses: `SQLiteStore`, `PostgresStore`."""
 
     # -- what a database does in its own way -------------------------------------------------------------------------
@@ -293,11 +294,14 @@ class SQLStore(SQLSignatures):
         with self._pipeline(db):
             if log.kind == "session":
                 db.execute(self.sql.ADD_SESSION, session_row(log, self.tenant, head, changed, key))
+                self._count_session(db, log, 1)
             for ancestor in log.ancestors:
                 db.execute(self.sql.ADD_LINEAGE, (ancestor, log.number))
             for batch in batches:
                 self._write_events(db, log.number, batch)
                 self._write_rest(db, log.number, batch)
+        if log.kind == "session":
+            self._check_new_session(db, log)
         return log
 
     def _write_rest(self, db: SQLConnection, number: int, batch: AppendBatch) -> None:
@@ -319,6 +323,8 @@ class SQLStore(SQLSignatures):
             db.execute(sql.ADD_TO_RUN_QUEUE, (number, batch.outcome.at))
         elif batch.has_queued_runs is not None:
             db.execute(sql.DROP_FROM_RUN_QUEUE, (number,))
+        if batch.memories:
+            self._count_new_memories(db, number, batch)
         if batch.snapshot is not None:
             db.execute(sql.ADD_SNAPSHOT, (number, batch.head.head, batch.snapshot))
         if batch.claim is not None:
@@ -359,6 +365,8 @@ class SQLStore(SQLSignatures):
             for ancestor in log.ancestors:  # every process takes these locks in the same order
                 db.execute(self.sql.LOCK_LOG, (ancestor,))
             self._purge(db, log)
+            if kind == "session":
+                self._count_session(db, log, -1)
             self._forget_head(number)
             return True
 
@@ -373,6 +381,7 @@ class SQLStore(SQLSignatures):
         if readers:
             self._cut(db, log, readers)
         else:
+            self._count_lost_memories(db, log)
             self._cut_events(db, number, 0)
             for statement in self.sql.PURGE:
                 db.execute(statement, (number,))
@@ -479,6 +488,7 @@ class SQLStore(SQLSignatures):
         for number, names in burial.names.items():
             for name, seq in names:
                 db.execute(self.sql.DROP_NAME, (number, encrypt_name(self._key(db, number), name), seq))
+            self._count_forgotten(db, number, {name for name, _ in names})
         crashpoint("inside burial")
         for number, last in burial.cuts.items():
             self._cut_rest(db, number, last)
@@ -490,6 +500,7 @@ class SQLStore(SQLSignatures):
 
     def _erase_rest(self, db: SQLConnection, number: int) -> None:
         """Erase all but the events of a log, and replace its key, so that old copies of the data are not readable."""
+        self._count_erased_log(db, number)
         for statement in self.sql.ERASE_WHOLE:
             db.execute(statement, (number,))
         db.execute(self.sql.FORGET_OWNER, (number,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.log.events import MESSAGE_TYPES
 from holdfast.stores.erasure import INVALIDATING_TYPES
-from holdfast.stores.statements import Statements, render_sqlite, run_queue
+from holdfast.stores.statements import Statements, render_sqlite, run_queue, size_of_log
 
 SHIFT = 32
 _ROW = "event & 4294967295, at, type, header, tokens, body, tombstone, hash"
@@ -28,6 +28,7 @@ class SQLiteStatements(Statements):
     TOMBSTONES = SCAN + " AND tombstone IS NOT NULL"
     SET_TOMBSTONE = "UPDATE events SET body = NULL, tombstone = ? WHERE event = ?"
     CUT_EVENTS = "DELETE FROM events WHERE event BETWEEN ? AND ?"
+    SIZE_OF_LOG = size_of_log("event BETWEEN ? AND ?")
     # Refuses INSERT OR REPLACE, which fires no other trigger. The trigger is created with the first immutable session,
     # because every insert pays for it.
     GUARD_REPLACE = """CREATE TRIGGER IF NOT EXISTS events_no_replace BEFORE INSERT ON events

@@ -15,7 +15,7 @@ from typing import Any
 _TABLE = re.compile(
     r"\b(FROM|JOIN|INTO|UPDATE|TABLE) "
     r"(blobs|erasures|events|indexed|key_values|leases|lineage|logs|master_key|names|once|retention|run_queue|sessions"
-    r"|signatures|snapshots|words)\b"
+    r"|settled|signatures|sizes|snapshots|usage|words)\b"
 )
 _ROW_LOCK = re.compile(r" FOR (UPDATE|SHARE)( OF \w+)?$")
 
@@ -35,6 +35,18 @@ _LOG_COLUMNS = """l.log, l.uid, l.origin, l.kind, l.id, l.created_at, l.base, l.
 _LOG_TABLES = "FROM logs l LEFT JOIN sessions s ON s.log = l.log"
 _LOG = f"SELECT {_LOG_COLUMNS} {_LOG_TABLES}"
 _HEAD = "SELECT head, hash, epoch, tokens, view, busy, marks, updated_at FROM logs"
+
+_OWNER = " WHERE tenant = ? AND owner = ?"
+_SESSION_COUNTS = "SELECT count(*), count(l.parent) FROM sessions s JOIN logs l ON l.log = s.log"
+_MEMORY_NAMES = "n.name >= ? AND n.name < ?"
+_SIZES = "SELECT l.log, l.head, z.head, z.bytes FROM logs l LEFT JOIN sizes z ON z.log = l.log"
+_BYTES = "coalesce(length(body), 0) + coalesce(length(tombstone), 0) + coalesce(length(header), 0)"
+
+
+def size_of_log(range_of_events: str) -> str:
+    """The query of the bytes of a log, with a database's own condition for a range of events."""
+    return f"""SELECT coalesce((SELECT sum({_BYTES}) FROM events WHERE {range_of_events}), 0)
+        + coalesce((SELECT sum(length(data)) FROM blobs WHERE log = ?), 0)"""
 
 
 class Statements:
@@ -111,6 +123,46 @@ class Statements:
     RUN_QUEUE = ""
     DROP_LEASE = "DELETE FROM leases WHERE log = ? AND epoch = ?"
 
+    # Counters of quotas, which `sql_usage.py` explains
+    USAGE = "SELECT sessions, forks, memories, bytes, measured_at, day, tokens, cost FROM usage" + _OWNER
+    ADD_USAGE = """INSERT INTO usage(tenant, owner, sessions, forks, memories) VALUES(?,?,?,?,?)
+        ON CONFLICT DO NOTHING"""
+    CHANGE_COUNTS = "UPDATE usage SET sessions = sessions + ?, forks = forks + ?, memories = memories + ?" + _OWNER
+    COUNT_TENANT = _SESSION_COUNTS + " WHERE s.tenant = ?"
+    COUNT_USER = _SESSION_COUNTS + " WHERE s.tenant = ? AND s.user_id = ?"
+    COUNT_MEMORIES = f"""SELECT count(*) FROM (SELECT DISTINCT n.log, n.name FROM names n JOIN logs l ON l.log = n.log
+        WHERE l.tenant = ? AND l.kind IN ('memory', 'memory.app') AND l.id IS NOT NULL AND {_MEMORY_NAMES}) AS found"""
+    COUNT_USER_MEMORIES = f"""SELECT count(DISTINCT n.name) FROM names n JOIN logs l ON l.log = n.log
+        WHERE l.tenant = ? AND l.kind = 'memory' AND l.id = ? AND {_MEMORY_NAMES}"""
+    MEMORIES_OF_LOG = f"SELECT count(DISTINCT n.name) FROM names n WHERE n.log = ? AND {_MEMORY_NAMES}"
+    HAS_NAME = "SELECT 1 FROM names WHERE log = ? AND name = ? AND seq < ? LIMIT 1"
+    BEGIN_SETTLING = "INSERT INTO settled VALUES(?,?) ON CONFLICT DO NOTHING"
+    SETTLED = "SELECT usage FROM settled WHERE log = ? FOR UPDATE"
+    SET_SETTLED = "UPDATE settled SET usage = ? WHERE log = ?"
+    # The clocks of two servers may differ: the later day counts.
+    ADD_TO_DAY = (
+        """UPDATE usage SET tokens = CASE WHEN day < ? THEN 0 ELSE tokens END + ?,
+        cost = CASE WHEN day < ? THEN 0 ELSE cost END + ?, day = greatest(day, ?)"""
+        + _OWNER
+    )
+    ADD_BYTES = f"""UPDATE usage SET bytes = bytes + ?{_OWNER}
+        RETURNING sessions, forks, memories, bytes, measured_at, day, tokens, cost"""
+    CLAIM_MEASUREMENT = f"UPDATE usage SET measured_at = ?{_OWNER} AND measured_at <= ? RETURNING bytes"
+    SET_BYTES = f"UPDATE usage SET bytes = ? + bytes - ?, measured_at = ?{_OWNER}"
+    SIZES_OF_TENANT = _SIZES + " WHERE l.tenant = ? AND l.id IS NOT NULL"
+    SIZES_OF_DELETED = _SIZES + " WHERE l.tenant = ? AND l.id IS NULL"
+    SIZES_OF_USER = _SIZES + " JOIN sessions s ON s.log = l.log WHERE s.tenant = ? AND s.user_id = ?"
+    SIZES_OF_NAMED = _SIZES + " WHERE l.tenant = ? AND l.kind IN ('memory', 'user') AND l.id = ?"
+    SIZES_OF_ANCESTORS = (
+        SIZES_OF_DELETED
+        + """ AND l.log IN
+        (SELECT n.ancestor FROM lineage n JOIN sessions s ON s.log = n.log WHERE s.user_id = ?)"""
+    )
+    SIZE_OF_VALUES = "SELECT coalesce(sum(length(value)), 0) FROM key_values WHERE tenant = ?"
+    SIZE_OF_LOG = ""
+    SET_SIZE = """INSERT INTO sizes VALUES(?,?,?)
+        ON CONFLICT(log) DO UPDATE SET head = excluded.head, bytes = excluded.bytes"""
+
     # Removal and erasure
     PURGE: tuple[str, ...] = (
         "DELETE FROM names WHERE log = ?",
@@ -122,6 +174,8 @@ class Statements:
         "DELETE FROM retention WHERE log = ?",
         "DELETE FROM run_queue WHERE log = ?",
         "DELETE FROM signatures WHERE log = ?",
+        "DELETE FROM settled WHERE log = ?",
+        "DELETE FROM sizes WHERE log = ?",
         "DELETE FROM logs WHERE log = ?",
     )
     # One row for each erasure, also when the clock stands still: a row is never used again.
@@ -150,6 +204,7 @@ class Statements:
         "DELETE FROM once WHERE log = ?",
         "DELETE FROM blobs WHERE log = ?",
         "DELETE FROM indexed WHERE log = ?",
+        "DELETE FROM sizes WHERE log = ?",
     )
 
     # Signatures

@@ -15,6 +15,7 @@ from holdfast.errors import (
     AgentError,
     AlreadyAdmitted,
     BudgetExceeded,
+    QuotaExceeded,
     StaleEpoch,
     StoreError,
     TurnCancelled,
@@ -98,7 +99,7 @@ class TurnRuntime:
         self._budgets: list[Budget] = []  # of the session and of the agent: both must allow a model call
         self._call_ids: set[str] = set()  # call ids assigned in this process
         self._usage_by_call: dict[str, Mapping[str, int]] = {}  # call id -> usage of the agent that runs as that tool
-        self._caller_budget = CALLER_BUDGET.get()  # reports usage to the calling turn, if this turn runs as a tool
+        self._caller_budget = CALLER_BUDGET.get() or self.cache.meter  # takes the usage before each model call
         self._start_time = store.clock.monotonic()
 
     @property
@@ -254,7 +255,7 @@ class TurnRuntime:
             with self._lock:  # of two parallel agents only one may take the last call of the budget
                 self._check_budget()
                 agent.is_calling_model = True
-        except BudgetExceeded:
+        except (BudgetExceeded, QuotaExceeded):
             if drafts and self.renewal is not None:
                 self.append_events(drafts, path, last=False)  # the results of the tools must not be lost
             raise

@@ -102,7 +102,7 @@ class RunPool:
         self.is_hurried = False  # `stop` waits no longer
         self.takeovers = 0
         self.on_left: Callable[[str], None] = lambda run: None  # no thread of this process works for the run any more
-        self.on_end: Callable[[str], None] = lambda outcome: None
+        self.on_end: Callable[[str, Store, Log], None] = lambda outcome, store, log: None
         self.on_unexpected_error: Callable[[BaseException], None] = lambda error: None
 
     # -- from any thread -------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class RunPool:
             with suppress(AgentError):
                 runtime.session.prune_if_due()
         crashpoint("run over")
-        self.on_end(outcome_label(result))
+        self.on_end(outcome_label(result), store, log)
         self._report_end(run, result)
         return result
 
@@ -468,7 +468,7 @@ class RunPool:
             data["error"] = error_data(error)
         store.append(log, [Draft(type="run.dropped", run=run, data=data)])
         self._listener.notify_append(log)
-        self.on_end(outcome_label(error or TurnCancelled()))
+        self.on_end(outcome_label(error or TurnCancelled()), store, log)
         self._report_end(run, error or TurnCancelled())
 
     # -- runs of other processes -----------------------------------------------------------------------------------

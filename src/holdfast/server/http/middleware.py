@@ -34,6 +34,7 @@ from holdfast.server.errors import REQUEST_ID, error_response, log_unexpected_er
 from holdfast.server.http.header_limits import CONNECTIONS
 from holdfast.server.http.origins import Headers, OriginPolicy
 from holdfast.server.metrics import Metrics
+from holdfast.server.quotas import quota_headers
 from holdfast.server.rate_limits import RequestLimits, Slot
 
 CHUNK = 64 << 10  # bytes that wait for a client at once; an answer is large from two of them on
@@ -59,6 +60,7 @@ DEFAULT_HEADERS = (  # the page at / sends its own policy
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
+EXPOSED_HEADERS = b"x-request-id, retry-after, idempotency-replayed, ratelimit, ratelimit-policy"
 LARGE_BODY_PATHS = ("/message", "/message/stream", "/messages", "/sessions/import")  # their bodies carry files
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 WITH_BODY = frozenset(("POST", "PUT", "PATCH", "DELETE"))
@@ -216,9 +218,12 @@ class Exchange:
         there = {name for name, _ in headers}
         added = [*headers, *SECURITY_HEADERS, (b"x-request-id", self.request_id.encode())]
         added += [each for each in DEFAULT_HEADERS if each[0] not in there]
+        caller = self._scope.get(CALLER)
+        if caller is not None and caller.store.allowances:
+            added += quota_headers(caller.store)
         if self.origin:
             added.append((b"access-control-allow-origin", self.origin))
-            added.append((b"access-control-expose-headers", b"x-request-id, retry-after, idempotency-replayed"))
+            added.append((b"access-control-expose-headers", EXPOSED_HEADERS))
         if self._middleware.origin_policy.has_origins:
             added.append((b"vary", b"origin"))
         if self.status >= 400 and self.has_unread_body and b"connection" not in there:

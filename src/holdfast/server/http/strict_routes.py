@@ -25,6 +25,7 @@ from holdfast.log import codec
 from holdfast.log.arguments import suggest_name
 from holdfast.server.auth import Caller, Require, dependency_of
 from holdfast.server.idempotency import answer_once
+from holdfast.server.quotas import charge_request
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)
@@ -170,6 +171,14 @@ class StrictRoute(APIRoute):
                 return await answer(request)
             if not has_body or has_own_answers:
                 return await answer_in_share(request, caller)
-            return await answer_once(request, caller, lambda: answer_in_share(request, caller), has_content=has_content)
+
+            async def charge_and_answer() -> Response:
+                """A request that is answered from its first answer is not charged again."""
+                if caller.store.allowances:
+                    size = len(await request.body())
+                    await off_thread(charge_request, caller.store, self.operation_id, size)
+                return await answer_in_share(request, caller)
+
+            return await answer_once(request, caller, charge_and_answer, has_content=has_content)
 
         return handle

@@ -400,6 +400,22 @@ class ReadyShape(ResponseBody):
     reason: str | None
 
 
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+class Quota(ResponseBody):
+    name: Literal["sessions", "forks", "memories", "bytes", "tokens_per_day", "cost_per_day"]
+    user_id: str | None = Field(description="The user that it limits; null: the tenant.")
+    limit: Number | float
+    used: Number | float
+    left: Number | float
+    resets_at: Time | None = Field(description="When a limit of a day begins again; null for what exists.")
+
+
+class Quotas(ResponseBody):
+    quotas: list[Quota]
+
+
 # -- agents ------------------------------------------------------------------------------------------------------------
 
 

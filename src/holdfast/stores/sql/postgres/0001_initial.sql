@@ -295,6 +295,32 @@ CREATE TABLE holdfast.run_queue(
     since BIGINT NOT NULL
 );
 
+-- What a tenant, or a user of it, has and has used today. Only those with a quota have a row.
+CREATE TABLE holdfast.usage(
+    tenant TEXT COLLATE "C" NOT NULL,
+    owner BYTEA NOT NULL,                      -- user id; empty: the tenant
+    sessions BIGINT NOT NULL,
+    forks BIGINT NOT NULL,
+    memories BIGINT NOT NULL,
+    bytes BIGINT NOT NULL DEFAULT 0,            -- as measured, and reserved since
+    measured_at BIGINT NOT NULL DEFAULT 0,
+    day BIGINT NOT NULL DEFAULT 0,              -- days since 1970, UTC
+    tokens BIGINT NOT NULL DEFAULT 0,           -- of that day
+    cost BIGINT NOT NULL DEFAULT 0,             -- of that day, in millionths
+    PRIMARY KEY(tenant, owner)
+);
+
+CREATE TABLE holdfast.settled(                     -- usage of a session that is in the usage of a day
+    log BIGINT PRIMARY KEY,
+    usage BYTEA NOT NULL
+);
+
+CREATE TABLE holdfast.sizes(                       -- bytes of a log at a head; a cache
+    log BIGINT PRIMARY KEY,
+    head BIGINT NOT NULL,
+    bytes BIGINT NOT NULL
+);
+CREATE INDEX log_deleted_by_tenant ON holdfast.logs(tenant) WHERE id IS NULL;
 -- The second wall between tenants: see postgres_tenants.py. FORCE, because the store is the owner of its tables. Rows of
 -- the other tables are found by the number of a log, which only these tables give.
 CREATE FUNCTION holdfast.is_visible(TEXT) RETURNS BOOLEAN LANGUAGE sql STABLE AS $$

@@ -242,3 +242,30 @@ CREATE TABLE run_queue(
     log INTEGER PRIMARY KEY,
     since INTEGER NOT NULL
 ) STRICT;
+
+-- What a tenant, or a user of it, has and has used today. Only those with a quota have a row.
+CREATE TABLE usage(
+    tenant TEXT NOT NULL,
+    owner BLOB NOT NULL,                      -- user id; empty: the tenant
+    sessions INTEGER NOT NULL,
+    forks INTEGER NOT NULL,
+    memories INTEGER NOT NULL,
+    bytes INTEGER NOT NULL DEFAULT 0,            -- as measured, and reserved since
+    measured_at INTEGER NOT NULL DEFAULT 0,
+    day INTEGER NOT NULL DEFAULT 0,              -- days since 1970, UTC
+    tokens INTEGER NOT NULL DEFAULT 0,           -- of that day
+    cost INTEGER NOT NULL DEFAULT 0,             -- of that day, in millionths
+    PRIMARY KEY(tenant, owner)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE settled(                     -- usage of a session that is in the usage of a day
+    log INTEGER PRIMARY KEY,
+    usage BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE sizes(                       -- bytes of a log at a head; a cache
+    log INTEGER PRIMARY KEY,
+    head INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
+) STRICT;
+CREATE INDEX log_deleted_by_tenant ON logs(tenant) WHERE id IS NULL;
