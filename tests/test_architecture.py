@@ -42,6 +42,13 @@ PRIVATE: dict[str, str] = {
     "server.routes.sessions session._build_fields": "the server checks fields as the constructor does; not for users",
     "server.routes.state session._scope_log": "compare-and-set needs the head of a scope; users have update_state",
     "server.run_requests session._change_status": "a run resumes a paused session; users have resume()",
+    "stores.group_commit sys._getframe": "a place is held by a call on the stack, whatever ends that call",
+    "stores.places sys._current_frames": "a place is held by a call on the stack, whatever ends that call",
+    "stores.places sys._getframe": "a place is held by a call on the stack, whatever ends that call",
+    "stores.postgres sys._getframe": "a place is held by a call on the stack, whatever ends that call",
+    "stores.postgres_connections pg._WaitTimeout": "psycopg raises it where a server is silent",
+    "stores.postgres_connections sys._getframe": "a place is held by a call on the stack, whatever ends that call",
+    "stores.sqlite_connections sys._getframe": "a place is held by a call on the stack, whatever ends that call",
     "testing.crash os._exit": "the only way to end a process without its cleanup",
 }
 

@@ -229,13 +229,8 @@ class Store(SessionStore, KeyValues, SignedHeads, UsageCounters, WriteFaults, AB
         """Sessions with admitted runs that are not over, by number, and who is at them; of every tenant, if this store
         is bound to none."""
 
-    def read_time(self) -> int:
-        """Now, by the clock that all processes of this store share: on PostgreSQL the clock of the database."""
-        return self.clock.now()
-
     def tidy(self, *, max_bytes: int | None = None) -> None:
-        """After a removal: leave nothing of it behind that this store could still clear away. Rewrites no file that is
-        larger than `max_bytes`."""
+        """Clear away what a removal left behind. Rewrites no file that is larger than `max_bytes`."""
 
     @abstractmethod
     def schedule_sweep(self, log: Log, due: int | None) -> None:

@@ -53,7 +53,8 @@ from holdfast.stores.postgres_statements import SQL
 from holdfast.stores.postgres_tenants import TenantConnections
 from holdfast.stores.rows import INDEX_BATCH, head_columns, head_from_columns, index_text, session_columns
 from holdfast.stores.sql_reads import SQLConnection
-from holdfast.stores.sql_store import AppendStamp, SQLStore
+from holdfast.stores.sql_store import SQLStore
+from holdfast.stores.stamps import AppendStamp
 from holdfast.stores.statements import Statements
 
 T = TypeVar("T")

@@ -32,10 +32,11 @@ from holdfast.stores.key_values import SQLiteKeyValues
 from holdfast.stores.lease import Claim, Lease
 from holdfast.stores.rows import INDEX_BATCH, head_columns, head_from_columns, index_text, session_columns
 from holdfast.stores.sql_reads import SQLConnection
-from holdfast.stores.sql_store import AppendStamp, SQLStore
+from holdfast.stores.sql_store import SQLStore
 from holdfast.stores.sqlite_backup import copy_database, new_database
 from holdfast.stores.sqlite_connections import Connection, SQLiteFile, fetch_all, fetch_one
 from holdfast.stores.sqlite_statements import SCANS, SHIFT, SQL
+from holdfast.stores.stamps import AppendStamp
 from holdfast.stores.statements import Statements
 
 T = TypeVar("T")

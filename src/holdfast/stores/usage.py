@@ -69,6 +69,10 @@ class UsageCounters(ABC):
     clock: Clock
     allowances: tuple[Allowance, ...] = ()
 
+    def read_time(self) -> int:
+        """Now, by the clock that all processes of this store share: on PostgreSQL the clock of the database."""
+        return self.clock.now()
+
     def limited(self, allowances: Iterable[Allowance]) -> Self:
         """The same store, bound to limits: what it creates beyond them is refused with QuotaExceeded."""
         bound = copy.copy(self)

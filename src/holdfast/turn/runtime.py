@@ -57,8 +57,7 @@ USER_FUNCTION_SECONDS = 600.0  # time limit of a user's function, such as the co
 
 
 class TurnRuntime:
-    """The log under its lease, the budget and the agents of one turn. `start.py` starts it, one driver uses it, and it
-    ends with the turn."""
+    """The log under its lease, the budget and the agents of one turn. `start.py` starts it, one driver uses it."""
 
     def __init__(
         self,
