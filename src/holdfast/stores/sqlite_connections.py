@@ -248,6 +248,7 @@ class SQLiteFile(GroupCommit):
     def read(self, job: Callable[[Connection], T]) -> T:
         """Run a query on a reader. The job must fetch what it needs before it returns."""
         self._check_open()
+        self._refuse_replaced()
         call = Call(sys._getframe())
         # A thread that was interrupted inside a read of its own gets a connection beside the slots: it holds a slot.
         has_slot = self._reader_slots.take(call)
@@ -271,6 +272,17 @@ class SQLiteFile(GroupCommit):
             if has_slot:
                 self._reader_slots.release(call)
             call.end()
+
+    def _refuse_replaced(self) -> None:
+        """Raise StorePoisoned if another file has this name: connections that are open would read the old one, and new
+        ones the other. This file is asked for by its name only, which costs a microsecond."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            found = None
+        if found is None or (found.st_dev, found.st_ino) != self._identity[:2]:
+            self.poison_reason = f"{self.path} was replaced while it was open: close this store and open it again"
+            raise StorePoisoned(self.poison_reason)
 
     def _give_back(self, db: Connection, has_slot: bool) -> None:
         if self.closed or not has_slot:

@@ -13,7 +13,7 @@ from typing import Any
 from psycopg.conninfo import conninfo_to_dict
 
 from holdfast import Agent, Message, Session
-from holdfast.errors import StoreError, StoreReentered
+from holdfast.errors import StoreError, StorePoisoned, StoreReentered
 from holdfast.stores import PostgresStore, SQLiteStore
 from tests.kit.proxy import PostgresProxy
 from tests.proofs import interrupts
@@ -159,10 +159,24 @@ def detect_silent_server(seed: int) -> list[str]:
     return found
 
 
+def detect_replaced_file(seed: int) -> list[str]:
+    """Another file takes the name of the file of an open store."""
+    with make_directory() as directory, SQLiteStore(f"{directory}/a.db") as store:
+        session = Session("s", store=store)
+        store.backup(f"{directory}/copy.db")
+        os.replace(f"{directory}/copy.db", f"{directory}/a.db")
+        try:
+            session.history()
+        except StorePoisoned:
+            return []
+        return ["a read did not notice that the file was replaced"]
+
+
 DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "interrupted writes": detect_interrupted_writes,
     "interrupted leader": detect_interrupted_leader,
     "writes inside writes": detect_writes_inside_writes,
     "collected streams": detect_collected_streams,
     "silent server": detect_silent_server,
+    "replaced file": detect_replaced_file,
 }

@@ -62,4 +62,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "                    pass  # they lead",
         ),
     ),
+    mutant(
+        "reads go on after the file was replaced",
+        "replaced file",
+        ("stores.sqlite_connections", "        self._refuse_replaced()\n", ""),
+    ),
 )
