@@ -253,6 +253,14 @@ def _apply_fork(points: list[SessionPoint], seq: int, event: ExpectedEvent) -> S
     return replace(points[-1], lifecycle="live", usage={})
 
 
+def _apply_import(points: list[SessionPoint], seq: int, event: ExpectedEvent) -> SessionPoint:
+    """An open turn of the original ends as one that was interrupted: its messages stay."""
+    point = points[-1]
+    if point.turn is None:
+        return point
+    return replace(point, messages=point.messages + point.turn.messages + point.turn.outside_messages, turn=None)
+
+
 _RULES: dict[str, Callable[[list[SessionPoint], int, ExpectedEvent], SessionPoint]] = {
     "turn.started": _apply_start,
     "message": _apply_message,
@@ -265,6 +273,7 @@ _RULES: dict[str, Callable[[list[SessionPoint], int, ExpectedEvent], SessionPoin
     "noted": _apply_fact,
     "changed": _apply_fields,
     "forked": _apply_fork,
+    "imported": _apply_import,
 }
 
 

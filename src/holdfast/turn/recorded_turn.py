@@ -75,9 +75,14 @@ def find_finished_turns(store: Store, log: Log, rows: Sequence[Row]) -> list[Rec
     for event in map(Event, rows):
         if event.run is not None:
             by_run.setdefault(event.run, []).append(event)
-            if event.type == "turn.finished" and not any(each.erased for each in by_run[event.run]):
+            if event.type == "turn.finished" and _is_whole(by_run[event.run]):
                 turns.append(_build_turn(store, log, by_run[event.run], messages))
     return turns
+
+
+def _is_whole(events: list[Event]) -> bool:
+    """Whether a turn can be replayed: it has its start, which a log that was imported may lack, and all its payloads."""
+    return any(event.type == "turn.started" for event in events) and not any(event.erased for event in events)
 
 
 def _build_turn(store: Store, log: Log, events: list[Event], messages: dict[int, Message]) -> RecordedTurn:
