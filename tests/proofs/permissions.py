@@ -249,8 +249,8 @@ class PermissionAttack:
         if who.may(permission):
             if answer.status == 401:
                 self.complain("shut", route, f"{what} -> 401, and the key is good")
-        elif route.fields and who.role is not None and answer.status == 400:
-            pass  # a body that no route takes: its fields are not judged
+        elif route.fields and who.role is not None and _is_not_judged(answer):
+            pass
         elif answer.status != (401 if who.role is None else 403):
             self.complain("open", route, f"{what} -> {answer.status} {text[:200]}, and they may not {permission}")
         else:
@@ -378,6 +378,11 @@ def strip_ids(answer: Answer, ids: dict[str, str]) -> str:
 
 def _is_unavailable(answer: Answer) -> bool:
     return answer.status == 503 and answer.headers.get("retry-after") is not None
+
+
+def _is_not_judged(answer: Answer) -> bool:
+    """Whether the fields of a request were not looked at: no route takes its body, or its Idempotency-Key was used."""
+    return answer.status in (400, 409, 422) or "idempotency-replayed" in answer.headers
 
 
 def _is_routed(target: str) -> bool:
