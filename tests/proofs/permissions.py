@@ -76,6 +76,7 @@ CALLS: dict[str, Call] = {
     "GET /": _make_call(),
     "GET /openapi.json": _make_call(),
     "GET /tools": _make_call(),
+    "GET /quota": _make_call(),
     "POST /agents": _make_call({"id": "$new", "provider": "echo"}),
     "GET /agents": _make_call(),
     "GET /agents/{agent_id}": _make_call(),
