@@ -47,6 +47,112 @@ MISSING = "there-is-no-such-thing"
 SSE = {"Accept": "text/event-stream"}
 
 
+<<<<<<< HEAD
+=======
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How a route is asked."""
+
+    body: Any = None
+    query: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    prepare: Callable[[Session], object] | None = None  # what a session must have been through for this
+    refuses: bool = False  # there is nothing it says yes to
+
+
+def _make_call(body: Any = None, **more: Any) -> Call:
+    return Call(body=body, **more)
+
+
+def _start_waiting_turn(session: Session) -> None:
+    session.run("spend a little")
+
+
+def _approve_waiting_call(session: Session) -> None:
+    session.run("spend a little")
+    session.approve(session.pending[0].call_id)
+
+
+CALLS: dict[str, Call] = {
+    "GET /health": _make_call(),
+    "GET /ready": _make_call(),
+    "GET /metrics": _make_call(),
+    "GET /": _make_call(),
+    "GET /openapi.json": _make_call(),
+    "GET /tools": _make_call(),
+    "GET /quota": _make_call(),
+    "POST /agents": _make_call({"id": "$new", "provider": "echo"}),
+    "GET /agents": _make_call(),
+    "GET /agents/{agent_id}": _make_call(),
+    "PUT /agents/{agent_id}": _make_call({"provider": "echo"}),
+    "DELETE /agents/{agent_id}": _make_call(),
+    "POST /sessions": _make_call({"id": "$new", "user_id": "$user"}),
+    "GET /sessions": _make_call(query={"user_id": "$user", "after": "$other"}),
+    "GET /sessions/{session_id}": _make_call(),
+    "PUT /sessions/{session_id}": _make_call({"title": "another"}),
+    "DELETE /sessions/{session_id}": _make_call(),
+    "POST /sessions/{session_id}/pause": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/close": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/archive": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/reopen": _make_call({"actor": "$user"}, prepare=Session.close),
+    "GET /sessions/{session_id}/history": _make_call(),
+    "POST /sessions/{session_id}/messages": _make_call({"messages": [{"role": "user", "content": "more"}]}),
+    "POST /sessions/{session_id}/clear": _make_call({"actor": "$user"}),
+    "POST /sessions/{session_id}/rewind": _make_call({"to": 2, "actor": "$user"}),
+    "GET /sessions/{session_id}/search": _make_call(query={"q": "said"}),
+    "POST /sessions/{session_id}/prune": _make_call(
+        {"strategy": "keep_last_1", "agent_id": "$agent", "actor": "$user"}
+    ),
+    "POST /sessions/{session_id}/undo_prune": _make_call({"actor": "$user"}),
+    "GET /sessions/{session_id}/context": _make_call(query={"agent_id": "$agent"}),
+    "POST /sessions/{session_id}/fork": _make_call({"id": "$new"}),
+    "GET /sessions/{session_id}/forks": _make_call(),
+    "GET /sessions/{session_id}/compare": _make_call(query={"with": "$other"}),
+    "POST /sessions/{session_id}/replay": _make_call({"agent_id": "$agent"}),
+    "GET /sessions/{session_id}/brief": _make_call(),
+    "POST /sessions/{session_id}/successor": _make_call({"id": "$new"}),
+    "GET /sessions/{session_id}/state": _make_call(),
+    "GET /sessions/{session_id}/state/{name:path}": _make_call(),
+    "PUT /sessions/{session_id}/state/{name:path}": _make_call({"value": 1}),
+    "DELETE /sessions/{session_id}/state/{name:path}": _make_call(),
+    "GET /sessions/{session_id}/facts": _make_call(),
+    "POST /sessions/{session_id}/facts": _make_call({"text": "more"}),
+    "PUT /sessions/{session_id}/facts/{fact_id}": _make_call({"status": "done"}),
+    "DELETE /sessions/{session_id}/facts/{fact_id}": _make_call(),
+    "GET /memory": _make_call(query={"user_id": "$user"}),
+    "GET /memory/{key:path}": _make_call(query={"user_id": "$user"}),
+    "PUT /memory/{key:path}": _make_call({"text": "more"}, query={"user_id": "$user"}),
+    "DELETE /memory/{key:path}": _make_call(query={"user_id": "$user"}),
+    "POST /memory/search": _make_call({"query": "memory more", "user_id": "$user"}),
+    "POST /sessions/{session_id}/memory": _make_call({}),
+    "GET /approvals": _make_call(query={"user_id": "$user"}),
+    "GET /sessions/{session_id}/approvals": _make_call(),
+    "POST /sessions/{session_id}/approvals/{call_id:path}": _make_call(
+        {"approved": True, "actor": "$user"}, prepare=_start_waiting_turn
+    ),
+    "GET /sessions/{session_id}/unfinished": _make_call(),
+    "GET /sessions/{session_id}/usage": _make_call(),
+    "GET /sessions/{session_id}/export": _make_call(),
+    "POST /sessions/import": _make_call({"data": "$export", "id": "$new", "user_id": "$user"}),
+    "GET /sessions/{session_id}/verify": _make_call(),
+    "GET /sessions/{session_id}/document": _make_call(),
+    "POST /sessions/{session_id}/redact": _make_call({"seq": "$seq", "reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/hold": _make_call({"reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/release": _make_call(
+        {"actor": "$user"}, prepare=lambda session: session.hold("court")
+    ),
+    "POST /sessions/{session_id}/erase": _make_call({"reason": "asked for", "actor": "$user"}),
+    "POST /sessions/{session_id}/message": _make_call({"agent_id": "$agent", "message": "hello"}),
+    "POST /sessions/{session_id}/message/stream": _make_call({"agent_id": "$agent", "message": "hello"}),
+    "POST /sessions/{session_id}/resume": _make_call({"agent_id": "$agent"}, prepare=_approve_waiting_call),
+    "POST /sessions/{session_id}/resume/stream": _make_call({"agent_id": "$agent"}, prepare=_approve_waiting_call),
+    "POST /sessions/{session_id}/retry": _make_call({"agent_id": "$agent", "actor": "$user"}),
+    "GET /sessions/{session_id}/events": _make_call(),
+    "GET /sessions/{session_id}/runs": _make_call(),
+    "GET /sessions/{session_id}/runs/{run_id}": _make_call(),
+    "POST /sessions/{session_id}/runs/{run_id}/cancel": _make_call({}),
+}
+>>>>>>> quotas
 STREAMED = "GET /sessions/{session_id}/events"  # asked for as JSON and as a stream
 _IN_PATH = {
     "session_id": "$session",
