@@ -47,6 +47,7 @@ CALLS: dict[str, Call] = {
     "GET /": _make_call("public"),
     "GET /openapi.json": _make_call("public"),
     "GET /tools": _make_call("read"),
+    "GET /quota": _make_call("read"),
     "POST /agents": _make_call("admin", {"id": "$new", "provider": "echo"}),
     "GET /agents": _make_call("read"),
     "GET /agents/{agent_id}": _make_call("read"),
