@@ -26,6 +26,7 @@ MODULES = (
     "server_fleet",
     "postgres_servers",
     "compliance",
+    "removals",
     "turns",
     "flows",
     "simulation",
