@@ -23,7 +23,7 @@ from typing import Any
 import httpx2
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from holdfast import Agent, File, Memory, Message, Session, tool
 from holdfast.stores import PostgresStore, SQLiteStore
@@ -39,7 +39,7 @@ WORD = re.compile(rb"zq(\d+)qz")
 SOON = {"ttl_days": 1e-9}
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 WAYS = ("redact", "erase", "erase_user", "delete", "sweep")
-SQLStore = SQLiteStore | PostgresStore
+AnyStore = SQLiteStore | PostgresStore
 # What a cache refers to and does not hold: the store, code, and the agent with its model.
 OUTSIDE = (Store, Agent, type, ModuleType, FunctionType, MethodType)
 
@@ -59,7 +59,7 @@ def find_numbers(value: object) -> set[int]:
 class Planting:
     """One family of sessions, full of words. A word is known by its number alone, so that this class holds no text."""
 
-    def __init__(self, stores: list[SQLStore], servers: list[LocalServer], rng: random.Random, first: int) -> None:
+    def __init__(self, stores: list[AnyStore], servers: list[LocalServer], rng: random.Random, first: int) -> None:
         self.stores, self.servers, self.rng = stores, servers, rng
         self.next = first
         self.user = f"user{first}"
@@ -156,7 +156,7 @@ class Planting:
             assert self.id in sweep(store).purged
         return self.late
 
-    def _forget_copies(self, store: SQLStore) -> None:
+    def _forget_copies(self, store: AnyStore) -> None:
         log = store.find("memory", self.user)
         if log is not None:
             store.remove("memory", self.user)
@@ -168,7 +168,7 @@ class Planting:
 class Search:
     """Everything that two servers and their database hold."""
 
-    def __init__(self, stores: list[SQLStore], servers: list[LocalServer], home: Path) -> None:
+    def __init__(self, stores: list[AnyStore], servers: list[LocalServer], home: Path) -> None:
         self.stores, self.servers, self.home = stores, servers, home
         self.places = 0
 
@@ -262,16 +262,14 @@ def find_reachable_numbers(root: object) -> set[int]:
 
 
 @contextmanager
-def open_pair(kind: str, home: Path, dsn: str) -> Iterator[tuple[list[SQLStore], list[LocalServer]]]:
+def open_pair(kind: str, home: Path, dsn: str) -> Iterator[tuple[list[AnyStore], list[LocalServer]]]:
     """Two servers on one database, each with a store object of its own, as in two processes."""
     key = sha256(b"master").digest() if "encrypted" in kind else None
     with ExitStack() as stack:
-        stores: list[SQLStore] = [
-            stack.enter_context(
-                SQLiteStore(home / "log.db", key=key) if "sqlite" in kind else PostgresStore(dsn, key=key)
-            )
-            for _ in range(2)
-        ]
+        stores: list[AnyStore] = []
+        for _ in range(2):
+            store: AnyStore = SQLiteStore(home / "log.db", key=key) if "sqlite" in kind else PostgresStore(dsn, key=key)
+            stores.append(stack.enter_context(store))
         parrot = Agent(provider="echo")
         yield stores, [stack.enter_context(LocalServer(store, agents={"parrot": parrot})) for store in stores]
 
@@ -322,4 +320,4 @@ def _new_database(dsn: str) -> str:
     name = f"removals_{secrets.token_hex(8)}"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    return make_conninfo(**(conninfo_to_dict(dsn) | {"dbname": name}))
+    return make_conninfo(dsn, dbname=name)

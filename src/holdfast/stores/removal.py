@@ -1,7 +1,7 @@
 """What stays of a deleted log: the past that living forks read, and nothing after it.
 
-No caller can name a deleted log any more, so what no fork needs is removed at once. A fork that shows its past needs the
-content. A fork that is erased shows nothing and needs only hashes, by which its chain verifies.
+No caller can name a deleted log any more, so what no fork needs is removed at once. A fork that shows its past needs
+the content. A fork that is erased shows nothing and needs only hashes, by which its chain verifies.
 """
 
 from __future__ import annotations
