@@ -26,7 +26,11 @@ MODULES = (
     "server_fleet",
     "postgres_servers",
     "compliance",
+<<<<<<< HEAD
     "imports",
+=======
+    "removals",
+>>>>>>> erasures
     "turns",
     "flows",
     "simulation",

@@ -105,6 +105,11 @@ class HistoryWindow:
         self._is_whole = False  # no older message is visible
         self._lock = Lock()  # threads may share a session object
 
+    @property
+    def last_seq(self) -> int:
+        """The last event that the kept messages were read up to; 0 before the first prompt."""
+        return self._ranges[-1][1] if self._ranges else 0
+
     def read(self, store: Store, log: Log, head: Head, room: int) -> History:
         """Return the newest visible messages within `room` tokens, oldest first."""
         with self._lock:

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from holdfast.concurrency import off_thread
 from holdfast.errors import AgentError, StoreError
+from holdfast.log.chain import ERASING_TYPES
 from holdfast.memory.memory import Memory
 from holdfast.server import errors
 from holdfast.server.agent_catalog import AgentCatalog
@@ -88,8 +89,13 @@ class Server:
         self._sessions: OrderedDict[tuple[str, int], Session] = OrderedDict()
         self._session_class = served_session_class(config.work_roots)
         self._lock = threading.Lock()
+        self._heads_checked: dict[int, int] = {}  # heads of cached sessions when removals were last looked for
         self._sweeper: asyncio.Task[None] | None = None
+<<<<<<< HEAD
         self._signer: asyncio.Task[None] | None = None
+=======
+        self._removal_watcher: asyncio.Task[None] | None = None
+>>>>>>> erasures
 
     def _cast(self, store: Store, log: Log, agent: str | None) -> Responder:
         """Return the agent and the session object of a run. The session is cached: it holds the last prompt."""
@@ -127,9 +133,33 @@ class Server:
         with self._lock:
             self._sessions.pop((store.tenant, log.number), None)
 
+<<<<<<< HEAD
     async def call_blocking(self, caller: Caller, asks_model: bool, work: Callable[[], T]) -> T:
         """Call `work` on a thread: one of its own if it asks a model, which takes as long as the provider likes."""
         return await (call_model(self.limits.model_calls, caller, work) if asks_model else off_thread(work))
+=======
+    def drop_removed_sessions(self) -> None:
+        """Drop the cached objects of sessions that another process redacted, erased or deleted. Blocks."""
+        with self._lock:
+            cached = [(session.log.number, session) for session in self._sessions.values()]
+        heads = self.store.heads([number for number, _ in cached]) if cached else {}
+        for number, session in cached:
+            window, head = session.cache.window, heads.get(number)
+            if head is not None and (window is None or head == self._heads_checked.get(number)):
+                continue
+            if head is None or window is None or self._has_removals(session, window.last_seq):
+                self.drop_session_object(session.store, session.log)
+        self._heads_checked = heads
+
+    def _has_removals(self, session: Session, seq: int) -> bool:
+        return bool(session.store.read(session.log, seq + 1, types=ERASING_TYPES, limit=1))
+
+    async def _watch_removals(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.ping)
+            with suppress(AgentError):  # the store is unavailable for a moment
+                await off_thread(self.drop_removed_sessions)
+>>>>>>> erasures
 
     # -- beginning and ending --------------------------------------------------------------------------------------
 
@@ -138,10 +168,15 @@ class Server:
         loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-http"))
         self.feed.open()
         self.runs.open()
+<<<<<<< HEAD
         self._sweeper = loop.create_task(self._maintain_forever())
         key = SigningKey.from_environment()
         if key is not None and self.config.sign_every:
             self._signer = loop.create_task(self._sign_forever(key))
+=======
+        self._sweeper = loop.create_task(self._sweep_forever())
+        self._removal_watcher = loop.create_task(self._watch_removals())
+>>>>>>> erasures
 
     def drain(self) -> None:
         """Begin no new runs, and end the streams; in the event loop."""
@@ -159,10 +194,16 @@ class Server:
 
     async def close(self) -> None:
         self.drain()
+<<<<<<< HEAD
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._signer is not None:
             self._signer.cancel()
+=======
+        for task in (self._sweeper, self._removal_watcher):
+            if task is not None:
+                task.cancel()
+>>>>>>> erasures
         await self._drain_task
         await self.feed.close()
 

@@ -258,6 +258,12 @@ def find_pages(seed: int) -> list[str]:
     return found
 
 
+def find_removed_texts(seed: int) -> list[str]:
+    from tests.proofs.removals import removed_texts  # imported late: it starts servers
+
+    return removed_texts(2, seed).failures
+
+
 DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "deleted parents": find_deleted_parents,
     "lost races": find_lost_races,
@@ -266,4 +272,5 @@ DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "retries after redactions": find_retries,
     "removed tails": find_tails,
     "pages": find_pages,
+    "removed texts": find_removed_texts,
 }

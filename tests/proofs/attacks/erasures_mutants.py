@@ -123,4 +123,18 @@ MUTANTS: tuple[Mutant, ...] = (
             "self._forget_words(db, number, 0,",
         ),
     ),
+    mutant(
+        "a server keeps the prompts of a session that another process erased",
+        "removed texts",
+        (
+            "server.app",
+            "                self.drop_session_object(session.store, session.log)\n",
+            "                pass\n",
+        ),
+    ),
+    mutant(
+        "an erasure that removes nothing",
+        "removed texts",
+        ("stores.sqlite", "        db.executemany(SQL.SET_TOMBSTONE, erased)\n", ""),
+    ),
 )

@@ -26,8 +26,8 @@ from holdfast.log.arguments import suggest_name
 from holdfast.server.answer_sizes import hold_while_built
 from holdfast.server.auth import Caller, Require, dependency_of
 from holdfast.server.idempotency import answer_once
-from holdfast.server.rate_limits import RequestLimits
 from holdfast.server.quotas import charge_request
+from holdfast.server.rate_limits import RequestLimits
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)

@@ -61,9 +61,7 @@ def get_history(
     return json_response({"messages": [message_dict(each) for each in found]})
 
 
-def _message_page(
-    session: Session, limit: int, role: str | None, skip: int, answer: GrowingAnswer
-) -> list[Message]:
+def _message_page(session: Session, limit: int, role: str | None, skip: int, answer: GrowingAnswer) -> list[Message]:
     """Return the last messages before the newest `skip`, oldest first; holds one page in memory at most."""
     found: list[Message] = []
     if not limit:
