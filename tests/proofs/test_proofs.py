@@ -26,11 +26,8 @@ MODULES = (
     "server_fleet",
     "postgres_servers",
     "compliance",
-<<<<<<< HEAD
     "imports",
-=======
     "removals",
->>>>>>> erasures
     "turns",
     "flows",
     "simulation",

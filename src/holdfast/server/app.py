@@ -91,11 +91,8 @@ class Server:
         self._lock = threading.Lock()
         self._heads_checked: dict[int, int] = {}  # heads of cached sessions when removals were last looked for
         self._sweeper: asyncio.Task[None] | None = None
-<<<<<<< HEAD
         self._signer: asyncio.Task[None] | None = None
-=======
         self._removal_watcher: asyncio.Task[None] | None = None
->>>>>>> erasures
 
     def _cast(self, store: Store, log: Log, agent: str | None) -> Responder:
         """Return the agent and the session object of a run. The session is cached: it holds the last prompt."""
@@ -133,11 +130,10 @@ class Server:
         with self._lock:
             self._sessions.pop((store.tenant, log.number), None)
 
-<<<<<<< HEAD
     async def call_blocking(self, caller: Caller, asks_model: bool, work: Callable[[], T]) -> T:
         """Call `work` on a thread: one of its own if it asks a model, which takes as long as the provider likes."""
         return await (call_model(self.limits.model_calls, caller, work) if asks_model else off_thread(work))
-=======
+
     def drop_removed_sessions(self) -> None:
         """Drop the cached objects of sessions that another process redacted, erased or deleted. Blocks."""
         with self._lock:
@@ -159,7 +155,6 @@ class Server:
             await asyncio.sleep(self.config.ping)
             with suppress(AgentError):  # the store is unavailable for a moment
                 await off_thread(self.drop_removed_sessions)
->>>>>>> erasures
 
     # -- beginning and ending --------------------------------------------------------------------------------------
 
@@ -168,15 +163,11 @@ class Server:
         loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast-http"))
         self.feed.open()
         self.runs.open()
-<<<<<<< HEAD
         self._sweeper = loop.create_task(self._maintain_forever())
         key = SigningKey.from_environment()
         if key is not None and self.config.sign_every:
             self._signer = loop.create_task(self._sign_forever(key))
-=======
-        self._sweeper = loop.create_task(self._sweep_forever())
         self._removal_watcher = loop.create_task(self._watch_removals())
->>>>>>> erasures
 
     def drain(self) -> None:
         """Begin no new runs, and end the streams; in the event loop."""
@@ -194,16 +185,9 @@ class Server:
 
     async def close(self) -> None:
         self.drain()
-<<<<<<< HEAD
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        if self._signer is not None:
-            self._signer.cancel()
-=======
-        for task in (self._sweeper, self._removal_watcher):
+        for task in (self._sweeper, self._signer, self._removal_watcher):
             if task is not None:
                 task.cancel()
->>>>>>> erasures
         await self._drain_task
         await self.feed.close()
 

@@ -81,7 +81,7 @@ def find_finished_turns(store: Store, log: Log, rows: Sequence[Row]) -> list[Rec
 
 
 def _is_whole(events: list[Event]) -> bool:
-    """Whether a turn can be replayed: it has its start, which a log that was imported may lack, and all its payloads."""
+    """Whether a turn can be replayed: it has its start, which an imported log may lack, and all its payloads."""
     return any(event.type == "turn.started" for event in events) and not any(event.erased for event in events)
 
 
