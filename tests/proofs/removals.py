@@ -269,7 +269,8 @@ def open_pair(kind: str, home: Path, dsn: str) -> Iterator[tuple[list[AnyStore],
         stores: list[AnyStore] = []
         for _ in range(2):
             store: AnyStore = SQLiteStore(home / "log.db", key=key) if "sqlite" in kind else PostgresStore(dsn, key=key)
-            stores.append(stack.enter_context(store))
+            stack.enter_context(store)
+            stores.append(store)
         parrot = Agent(provider="echo")
         yield stores, [stack.enter_context(LocalServer(store, agents={"parrot": parrot})) for store in stores]
 
