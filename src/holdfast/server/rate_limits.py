@@ -24,7 +24,6 @@ SLOT_RETRY_SECONDS = 1.0  # a guess: the end of a stream or a run is unknown
 THREADS_PER_TENANT = 16  # of the 40 threads of blocking requests
 MODEL_CALLS = 32  # requests that ask a model outside of a run; each has a thread
 MODEL_CALLS_PER_TENANT = 16
-WHOLE_READS, WHOLE_READS_PER_TENANT = 4, 2  # requests whose answers are as large as a session, while they are built
 BYTES_PER_KEY, BYTES_PER_TENANT = 32 << 20, 128 << 20  # of large answers that their clients have not taken yet
 
 
@@ -161,13 +160,6 @@ class RequestLimits:
             self._refusals.labels("model_calls").inc,
             per_tenant=MODEL_CALLS_PER_TENANT,
             total=MODEL_CALLS,
-        )
-        self.whole_reads = Slots(
-            "requests that read a whole session",
-            WHOLE_READS_PER_TENANT,
-            self._refusals.labels("whole_reads").inc,
-            per_tenant=WHOLE_READS_PER_TENANT,
-            total=WHOLE_READS,
         )
         self.answer_bytes = Slots(
             "bytes of answers that are being sent",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from holdfast.log.events import Row
 from holdfast.stores.base import MAX_SEQ, PAGE, Log, Store
 
-FIRST_ROWS = 8
+FIRST_ROWS = 16
 PORTION_BYTES = 1 << 20  # approximate size of a portion, unless a single row is larger
 
 
@@ -35,4 +35,4 @@ def read_portions(
         if last < first:
             return
         size = sum(len(row.body or b"") for row in rows)
-        limit = max(1, limit // 8) if size > PORTION_BYTES else min(PAGE, limit * 4)
+        limit = max(1, limit // 2) if size > PORTION_BYTES else min(PAGE, limit * 2)

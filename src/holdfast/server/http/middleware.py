@@ -28,7 +28,6 @@ from holdfast.errors import (
     UnsupportedMediaType,
 )
 from holdfast.server import logging as server_logging
-from holdfast.server.answer_sizes import release_built
 from holdfast.server.auth import CALLER
 from holdfast.server.config import Config
 from holdfast.server.errors import REQUEST_ID, error_response, log_unexpected_error
@@ -174,7 +173,6 @@ class Exchange:
         if self._is_refused:
             return
         if message["type"] == "http.response.start":
-            release_built(self._scope)
             size = _announced_size(message["headers"])
             if size >= 2 * CHUNK:
                 try:
@@ -243,7 +241,6 @@ class Exchange:
 
     def end(self) -> None:
         """Give back what the answer held, and write the line of the request."""
-        release_built(self._scope)
         if self._bytes is not None:
             self._bytes.release()
         route = self._route_template()

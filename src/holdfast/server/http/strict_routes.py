@@ -23,11 +23,9 @@ from holdfast.concurrency import off_thread
 from holdfast.errors import BodyTooLarge, Forbidden, InvalidArgument
 from holdfast.log import codec
 from holdfast.log.arguments import suggest_name
-from holdfast.server.answer_sizes import hold_while_built
 from holdfast.server.auth import Caller, Require, dependency_of
 from holdfast.server.idempotency import answer_once
 from holdfast.server.quotas import charge_request
-from holdfast.server.rate_limits import RequestLimits
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Model = TypeVar("Model", bound=BaseModel)
@@ -151,16 +149,12 @@ class StrictRoute(APIRoute):
         self._permission, self.fast_handler = permission, getattr(self.endpoint, "straight", None)
         self._query_parameters = _find_query_parameters(self.dependant)
         is_blocking = not iscoroutinefunction(self.endpoint)
-        is_whole_read = getattr(self.endpoint, "reads_whole_session", False)
 
         async def answer_in_share(request: Request, caller: Caller) -> Response:
             """Answer on a thread in the share of the caller's tenant; the rest of its requests wait without one."""
             if not is_blocking:
                 return await answer(request)
-            limits: RequestLimits = request.app.state.server.limits
-            if is_whole_read:
-                hold_while_built(request.scope, limits.whole_reads.hold(caller.key_id, caller.tenant))
-            async with limits.share_of(caller.tenant):
+            async with request.app.state.server.limits.share_of(caller.tenant):
                 return await answer(request)
 
         async def handle(received: Request) -> Response:

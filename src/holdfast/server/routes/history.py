@@ -14,7 +14,6 @@ from holdfast.log.events import MESSAGE_TYPES, Row
 from holdfast.log.messages import File, Image, Message
 from holdfast.log.ranges import clip_ranges
 from holdfast.log.view import decode_view
-from holdfast.server.answer_sizes import GrowingAnswer
 from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS, log_unexpected_error
 from holdfast.server.http.strict_routes import StrictRoute
@@ -48,22 +47,20 @@ MAX_BYTES = 16 << 20  # of the messages and their files in one page; a page of o
 )
 def get_history(
     caller: Reader,
-    server: Serving,
-    request: Request,
     session_id: SessionId,
     limit: Annotated[int, Query(ge=0, le=1000)] = 100,
     role: Annotated[sent_messages.Role | None, Query()] = None,
     skip: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Leave out so many of the newest.")] = 0,
 ) -> Response:
     """The last messages, oldest first."""
-    answer = GrowingAnswer(server.limits.answer_bytes, caller, request.scope)
-    found = _message_page(caller.open_session(session_id), limit, role, skip, answer)
+    found = _message_page(caller.open_session(session_id), limit, role, skip)
     return json_response({"messages": [message_dict(each) for each in found]})
 
 
-def _message_page(session: Session, limit: int, role: str | None, skip: int, answer: GrowingAnswer) -> list[Message]:
+def _message_page(session: Session, limit: int, role: str | None, skip: int) -> list[Message]:
     """Return the last messages before the newest `skip`, oldest first; holds one page in memory at most."""
     found: list[Message] = []
+    size = 0
     if not limit:
         return found
     for row in _rows_newest_first(session):
@@ -76,8 +73,8 @@ def _message_page(session: Session, limit: int, role: str | None, skip: int, ans
         if skip:
             skip -= 1
             continue
-        files = sum(len(part.data or b"") for part in message.parts if isinstance(part, Image | File))
-        size = answer.add(len(row.body or b"") + files)
+        size += len(row.body or b"")
+        size += sum(len(part.data or b"") for part in message.parts if isinstance(part, Image | File))
         if size > MAX_BYTES and found:
             raise LimitExceeded("this page", size=size, limit=MAX_BYTES, hint="ask for fewer messages with limit=")
         found.append(message)
