@@ -180,7 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a cut that was planned for another view",
         "stale plans",
-        ("log.view", 'if data["after"] != self.edition:', "if False:"),
+        ("log.view", 'if data.get("after", self.edition) != self.edition:', "if False:"),
     ),
     mutant(
         "a burial that was planned for another log",
@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "no record covers the remains of an erased event",
         "altered logs",
-        ("log.chain", 'if digest_tombstones(own) != data.get("tombs"):', "if False:"),
+        ("log.chain", 'return digest_tombstones(own) == data.get("tombs")', "return True"),
     ),
     mutant("token counts are believed", "altered logs", ("log.chain", "if row.tokens != tokens:", "if False:")),
     mutant(
@@ -289,7 +289,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ("stores.repetition", "found.events.append(each)", "pass"),
     ),
     mutant(
-        "a prune makes a session live longer", "histories", ("stores.append", "else before.updated_at,", "else at,")
+        "a prune makes a session live longer",
+        "histories",
+        ("stores.append", "in rare) else before", "in rare) else at"),
     ),
     mutant(
         "an undo forgets what came later",
@@ -323,7 +325,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "an import takes the queue along",
         "queues",
-        ("log.view", "self.queue, self.ended_turn = [], None", "pass"),
+        ("log.view", "        self.queue, self.ended_turn, self.failed", "        _, self.ended_turn, self.failed"),
     ),
     mutant(
         "a fork takes the queue along",
@@ -374,7 +376,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "what is not finished is not given back",
         "takeovers",
-        ("worker.run_pool", "_release_turn(running.runtime)", "pass"),
+        ("worker.run_pool", "            release_turn(running.runtime)", "            pass"),
     ),
     mutant(
         "deltas come before their event",
