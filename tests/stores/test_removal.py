@@ -23,7 +23,7 @@ KEY = sha256(b"master").digest()
 SOON = {"ttl_days": 1e-9}
 TABLES = (
     *("logs", "events", "names", "sessions", "once", "leases", "snapshots", "blobs", "indexed", "words", "retention"),
-    *("erasures", "key_values", "run_queue", "lineage"),
+    *("erasures", "key_values", "run_queue", "lineage", "settled", "signatures", "sizes", "usage"),
 )
 
 

@@ -144,7 +144,7 @@ def test_two_tools_of_one_name_are_refused() -> None:
         (lambda: tool(lambda x: x), "a lambda has no name: write it with def"),
         (lambda: tool(timeout=0)(add), "timeout=0 must be"),
         (lambda: tool(timeout=float("nan"))(add), "timeout=nan must be"),
-        (lambda: tool(approval="sometimes")(add), "approval is 'always', None or a function"),  # type: ignore[call-overload]
+        (lambda: tool(approval="sometimes")(add), "approval is 'always', 'second_person'"),  # type: ignore[call-overload]
         (lambda: tool(max_result_bytes=1)(add), "max_result_bytes must be at least 128"),
         (lambda: tool(get_user_orders), "is a tool already"),
         (lambda: tool(Receipt), "made from a function"),

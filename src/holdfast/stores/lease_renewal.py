@@ -151,7 +151,7 @@ class _Renewer:
                 if isinstance(item, tuple):
                     heapq.heappush(due, item)
                     continue
-                with suppress(Exception):
+                with suppress(BaseException):  # whatever it raises, the leases of all other turns are renewed
                     item()
                 continue
             renewal = heapq.heappop(due)[2]

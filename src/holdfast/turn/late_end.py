@@ -11,6 +11,14 @@ from holdfast.log.view import decode_view
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, Lease
 
+# What strikes a program that goes on. A test that lets a process die raises something else.
+INTERRUPTS = (Exception, GeneratorExit, KeyboardInterrupt, SystemExit)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception came from outside, so that it says nothing about the store."""
+    return isinstance(error, INTERRUPTS) and not isinstance(error, AgentError)
+
 
 def append_end(store: Store, log: Log, epoch: int, run: str, drafts: Sequence[Draft]) -> None:
     """Append the last events of a turn, unless the interrupted append has stored them."""

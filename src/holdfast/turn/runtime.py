@@ -44,7 +44,7 @@ from holdfast.turn.agent_runtime import AgentRuntime
 from holdfast.turn.effects import CallUserFunction, PrepareAgent, Steps, StopAgents
 from holdfast.turn.flow_loop import flow_loop
 from holdfast.turn.instructions import InstructionsCall, follow_head, read_sent_instructions
-from holdfast.turn.late_end import append_end, find_lease
+from holdfast.turn.late_end import INTERRUPTS, append_end, find_lease, is_interrupt
 from holdfast.turn.progress import AgentProgress, TurnProgress
 from holdfast.turn.response import Response, response_of
 from holdfast.turn.run_outcome import error_data, read_turn_events, read_turn_progress, sanitize_text
@@ -449,7 +449,7 @@ class TurnRuntime:
         """Record that the turn failed or was cancelled, if this process still holds its lease."""
         with self._lock:
             is_left = self.is_detached and isinstance(error, StoreError)  # resumed by a worker when the store is back
-            if self.renewal is None and self._claim is not None and not isinstance(error, AgentError):
+            if self.renewal is None and self._claim is not None and is_interrupt(error):
                 # Interrupted in its first append, perhaps after the commit.
                 lease = find_lease(self.store, self.log, self._claim)
                 if lease is not None:
@@ -481,7 +481,7 @@ class TurnRuntime:
             self.last_seq = self.store.append(self.log, drafts, epoch=self.epoch, release=True).last
         except AgentError:
             pass  # taken over, or the store is unreachable: the log stays true, and the first error is raised
-        except BaseException:  # interrupted, perhaps after the commit
+        except INTERRUPTS:  # perhaps after the commit
             run_on_lease_thread(partial(append_end, self.store, self.log, self.epoch, self.run, drafts))
             raise
         finally:

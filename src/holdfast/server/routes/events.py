@@ -15,6 +15,7 @@ from starlette.responses import Response
 from holdfast.concurrency import off_thread
 from holdfast.errors import InvalidArgument, LimitExceeded
 from holdfast.log.events import Event
+from holdfast.log.view import decode_view
 from holdfast.server.app import Server
 from holdfast.server.auth import Caller, Chatter, Reader
 from holdfast.server.errors import ERRORS
@@ -174,6 +175,7 @@ def _event_page(
     start = None if since is None else parse_since(since)
     first = 1 if after is None else min(after, MAX_SEQ) + 1
     portions = read_portions(session.store, session.log, first, reverse=after is None, types=types or (), since=start)
+    unverified = decode_view(session.store.head(session.log).view).unverified
     page: list[Event] = []
     size, has_more = 0, False
     for row in (row for rows in portions for row in rows):
@@ -181,7 +183,7 @@ def _event_page(
         has_more = len(page) == limit or (size > MAX_BYTES and bool(page))
         if has_more:
             break
-        page.append(Event(row))
+        page.append(Event(row, unverified=unverified))
     if after is None:
         if has_more and len(page) < limit:
             raise LimitExceeded("this page", size=size, limit=MAX_BYTES, hint="use after=0, and `next` of each page")
