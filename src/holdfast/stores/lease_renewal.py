@@ -9,11 +9,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from types import TracebackType
 
 from holdfast.diagnostics import Fields, report
@@ -112,10 +114,11 @@ class Renewal:
 
 
 class _Renewer:
-    """The one thread of this process that renews leases. A turn that ends before its first renewal costs it nothing.
+    """The one thread of this process that renews leases. A turn that ends before its first renewal costs it nothing: it
+    is not even woken, unless the renewal is due before the others.
 
-    Turns hand their renewals over in a queue, which takes no lock of ours: a turn that is interrupted while it does so
-    leaves nothing behind.
+    Turns hand their renewals over without a lock of ours: one that is interrupted while it does so leaves nothing
+    behind.
     """
 
     def __init__(self) -> None:
@@ -124,35 +127,38 @@ class _Renewer:
         register_at_fork(after_in_child=self.start_anew)  # threads stay with the parent
 
     def start_anew(self) -> None:
-        self._inbox: SimpleQueue[tuple[float, int, Renewal] | Callable[[], None]] = SimpleQueue()
+        self._added: deque[tuple[float, int, Renewal]] = deque()
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # work to do; None only wakes
+        self._sleeps_until = 0.0  # 0 while it works: it looks at what was added before it sleeps again
         self._is_running = False
 
     def add(self, renewal: Renewal, seconds: float) -> None:
-        if not self._is_running:  # two threads that see this start two workers, which share the queue
+        if not self._is_running:  # two threads that see this start two workers, which share what is added
             threading.Thread(target=self._work, args=(self._inbox,), name="holdfast-leases", daemon=True).start()
             self._is_running = True
-        self._inbox.put((renewal._store.clock.monotonic() + seconds, next(self._count), renewal))
+        at = renewal._store.clock.monotonic() + seconds
+        self._added.append((at, next(self._count), renewal))
+        if at < self._sleeps_until:
+            self._inbox.put(None)
 
     def run_soon(self, work: Callable[[], None]) -> None:
         """Do some work of a turn that has a lease. A finalizer may call this, wherever it interrupts a thread."""
         self._inbox.put(work)
 
-    def _work(self, inbox: SimpleQueue[tuple[float, int, Renewal] | Callable[[], None]]) -> None:
+    def _work(self, inbox: SimpleQueue[Callable[[], None] | None]) -> None:
         due: list[tuple[float, int, Renewal]] = []
         while True:
+            with suppress(IndexError):
+                while True:
+                    heapq.heappush(due, self._added.popleft())
             while due and due[0][2].is_over:
                 heapq.heappop(due)
             seconds = due[0][0] - due[0][2]._store.clock.monotonic() if due else None
             if seconds is None or seconds > 0:
-                try:
-                    item = inbox.get(timeout=seconds)
-                except Empty:
-                    continue
-                if isinstance(item, tuple):
-                    heapq.heappush(due, item)
-                    continue
-                with suppress(BaseException):  # whatever it raises, the leases of all other turns are renewed
-                    item()
+                self._sleeps_until = due[0][0] if due else math.inf
+                if not self._added:
+                    self._do_next(inbox, seconds)
+                self._sleeps_until = 0.0
                 continue
             renewal = heapq.heappop(due)[2]
             try:
@@ -161,6 +167,14 @@ class _Renewer:
                 pause = 1.0
             if pause is not None:
                 self.add(renewal, pause)
+
+    @staticmethod
+    def _do_next(inbox: SimpleQueue[Callable[[], None] | None], seconds: float | None) -> None:
+        """Wait for work, at most so long, and do it."""
+        with suppress(BaseException):  # Empty; and an error of the work must not end the renewal of all leases
+            work = inbox.get(timeout=seconds)
+            if work is not None:
+                work()
 
 
 _renewer = _Renewer()
