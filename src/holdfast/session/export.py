@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 FORMATS = ("jsonl", "markdown", "html")
 EXPORT_VERSION = 1
 
+READABLE_FIELDS = ("role", "message", "metadata", "tool_calls", "timestamp")
+LINE_FIELDS = {
+    *READABLE_FIELDS,
+    *("seq", "type", "at", "v", "run", "branch", "author", "actor", "verified"),
+    *("hash", "commitment", "salt", "data", "blobs", "log"),
+}
+
 
 class ExportMethods:
     """The methods of `Session` for export: `verify`, `export`, `import_`."""
@@ -261,8 +268,10 @@ class JsonlExport:
                     if digest not in removed and sha256(self.blobs.get(digest, b"")).hexdigest() != digest:
                         reason = f"the bytes of event {row.seq} are missing or altered"
                         return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
+            unverified = _find_unverified(self.rows)
             for row, fields in zip(self.rows, self._line_fields, strict=True):
-                if fields != self._fields_of_row(row):
+                said = self._fields_of_row(row, unverified)
+                if fields != {name: said[name] for name in fields}:
                     reason = f"what line {row.seq} tells a reader is not what event {row.seq} says"
                     return chain.Verification(ok=False, checked=row.seq - 1, first_bad=row.seq, reason=reason)
         return found
@@ -276,14 +285,25 @@ class JsonlExport:
         reason = f"line {self._cut_line} is cut off: the file ends inside it"
         return chain.Verification(ok=False, checked=found.checked, first_bad=found.checked + 1, reason=reason)
 
-    def _fields_of_row(self, row: Row) -> dict[str, Any]:
+    def _fields_of_row(self, row: Row, unverified: int) -> dict[str, Any]:
         """Return the readable fields that the line of this row must have."""
-        event = Event(row)
+        event = Event(row, unverified=unverified)
         fields: dict[str, Any] = {"role": None, "message": None, "metadata": {}, "tool_calls": []}
         data = message_data(event) if event.type in MESSAGE_TYPES else {}
         if data:
             fields = _message_fields(message_from_data(data, lambda digest: self.blobs[digest], author=event.author))
-        return fields | {"timestamp": event.timestamp.isoformat()}
+        return fields | {"timestamp": event.timestamp.isoformat(), "verified": event.verified}
+
+
+def _find_unverified(rows: list[Row]) -> int:
+    """The number of the last event that an import brought, as the view of the log has it."""
+    found = 0
+    for row in rows:
+        if row.type == "session.imported":
+            found = row.seq
+        elif row.type == "session.forked":
+            found = max(found, Event(row).data.get("unverified", 0))
+    return found
 
 
 def read_jsonl(text: str) -> JsonlExport:
@@ -319,11 +339,16 @@ def read_lines(lines: Iterable[str | bytes]) -> JsonlExport:
             continue
         try:
             about = about or _read_log_header(line)
+            unknown = line.keys() - LINE_FIELDS
+            if unknown:
+                raise NotJSON(f"an export has no field {min(unknown)!r}")
             row = _parse_row(line, tokens)
             tokens = row.tokens
             rows.append(row)
-            readable = ("role", "message", "metadata", "tool_calls", "timestamp")
-            line_fields.append({name: line[name] for name in readable})
+            fields = {name: line[name] for name in READABLE_FIELDS}
+            if "verified" in line:  # an older holdfast did not write it
+                fields["verified"] = line["verified"]
+            line_fields.append(fields)
             for digest, data in line.get("blobs", {}).items():
                 blobs[digest] = base64.b64decode(data, validate=True)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -139,11 +140,9 @@ def detect_silent_server(seed: int) -> list[str]:
     with PostgresProxy(int(str(conninfo_to_dict(dsn)["port"]))) as proxy, end_if_it_hangs():
         store = PostgresStore(proxy.dsn(dsn), patience=1.0)
         session = Session(store=store)
-        threads = [threading.Thread(target=session.add_message, args=(Message.user("x"),)) for _ in range(4)]
-        for thread in threads:
-            thread.start()  # several connections
-        for thread in threads:
-            thread.join()
+        together = threading.Barrier(4)
+        with ThreadPoolExecutor(4) as threads:  # each has a connection of its own
+            list(threads.map(lambda _: store.server.pool.run_once(lambda _: together.wait()), range(4)))
         proxy.delay(3600.0)
         try:
             session.add_message(Message.user("into the silence"))

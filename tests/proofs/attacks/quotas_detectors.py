@@ -85,7 +85,7 @@ def limits(seed: int) -> list[str]:
     """Threads with two store objects on one database create above a limit, while the first of them begins to count."""
     found = []
     with open_stores() as stores, ThreadPoolExecutor(THREADS) as threads:
-        dsn = stores[-1].server._conninfo  # type: ignore[attr-defined]
+        dsn = stores[-1].server.pool._conninfo  # type: ignore[attr-defined]
         with PostgresStore(dsn) as second:
             for number in range(TENANTS):
                 tenant = f"limited-{seed}-{number}"

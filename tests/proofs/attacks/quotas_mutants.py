@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "the memories of a removed log stay counted",
         "quota counters",
-        ("stores.sql_store", "        self._count_lost_memories(db, log)\n", ""),
+        ("stores.sql_store", "            self._count_lost_memories(db, log)\n", ""),
     ),
     mutant(
         "a session is created without a look at the limit",
