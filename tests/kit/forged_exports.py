@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast import Message, Session, tool
-from holdfast.log import chain
-from holdfast.log.events import Draft
+from holdfast.log import chain, codec
+from holdfast.log.events import PAYLOAD_AT, SALT_SIZE, UNREADABLE, Draft, make_body
 from holdfast.session import export as exports
 from holdfast.stores import MemoryStore
 
@@ -24,14 +24,18 @@ def rewrite_export(text: str, change: Callable[[list[Line]], None]) -> str:
     change(lines)
     about = lines[0]["log"]
     previous, tokens = chain.genesis(about["origin"]), 0
+    unverified = max((line["seq"] for line in lines if line["type"] == "session.imported"), default=0)
     for line in lines:
+        if "data" in line:
+            body = make_body(bytes.fromhex(line["salt"])[:SALT_SIZE], codec.encode(line["data"]))
+            line["salt"] = body[:PAYLOAD_AT].hex()
         row = exports._parse_row(line | {"hash": ""}, tokens)
         tokens = row.tokens
         previous = chain.next_hash(previous, row) or b""
         line["hash"] = previous.hex()
         try:
-            line |= exports.JsonlExport(about, [], {}, [])._fields_of_row(row)
-        except Exception:  # the forged payload is no message
+            line |= exports.JsonlExport(about, [], {}, [])._fields_of_row(row, unverified)
+        except UNREADABLE:  # the forged payload is no message
             pass
     about |= {"head": len(lines), "hash": previous.hex()}
     return "\n".join(json.dumps(line) for line in lines) + "\n"

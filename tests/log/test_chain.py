@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.log import chain, codec
-from holdfast.log.events import Draft, Event, Row
+from holdfast.log.events import SALT_SIZE, Draft, Event, Row
 from holdfast.log.tombstones import make_tombstone
 from tests.properties.values import objects, texts
 
@@ -28,7 +28,7 @@ drafts = st.lists(
 
 
 def seal_drafts(asked: list[Draft]) -> list[Row]:
-    salts = bytes(range(16)) * len(asked)
+    salts = bytes(range(SALT_SIZE)) * len(asked)
     payloads = chain.encode_payloads(asked)
     return chain.chain_rows(asked, payloads, head=0, hash=chain.genesis(ORIGIN), tokens=0, at=7, salts=salts)
 
@@ -147,6 +147,6 @@ def test_the_hashes_do_not_depend_on_how_events_are_batched(asked: list[Draft], 
         hash=first[-1].hash,
         tokens=first[-1].tokens,
         at=7,
-        salts=bytes(range(16)) * (len(asked) - cut),
+        salts=bytes(range(SALT_SIZE)) * (len(asked) - cut),
     )
     assert [row.columns() for row in first + rest] == [row.columns() for row in whole]

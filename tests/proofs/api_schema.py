@@ -204,7 +204,7 @@ def _list_complaints(event: Any) -> Iterator[str]:
                 yield f"{event.label}: {check.name}: {failure.title}: {failure.message[:600]} ({sample[:600]})"
 
 
-@proof("B11", ci=800, long=100_000)
+@proof("B11", ci=400, long=100_000)
 def conformance(size: int, seed: int) -> Report:
     """Every operation of the OpenAPI document, with values that fit and values that do not."""
     with make_scratch_directory(memory=True) as directory, SecuredServer(directory) as server:

@@ -144,7 +144,7 @@ def make_finishing_work(opener: Opener, name: str, trace: CallTrace, *, awaited:
     return work
 
 
-@proof("B2", ci=30, long=4000)
+@proof("B2", ci=15, long=4000)
 def kill_flows(size: int, seed: int) -> Report:
     """Kill -9 at `size` of the crash points that a flow passes, again and again if there are fewer; and every third
     time once more in recovery."""

@@ -148,7 +148,7 @@ def visit_routes(client: httpx2.Client, id: str, rng: random.Random, head: int) 
     return found
 
 
-@proof("B12", ci=400, long=20_000)
+@proof("B12", ci=200, long=20_000)
 def forged_imports(size: int, seed: int) -> Report:
     """Changed payloads under a chain that holds: refused, or a session that every route can serve and remove."""
     rng = random.Random(f"imports/{seed}")

@@ -134,7 +134,7 @@ def find_unexplained(side: StoreSide, names: list[str], seen: Counter[str]) -> l
 # -- hostile text ------------------------------------------------------------------------------------------------------
 
 
-@proof("B22", ci=2_000, long=1_000_000)
+@proof("B22", ci=1_000, long=1_000_000)
 def hostile_text(size: int, seed: int) -> Report:
     """Every text field gives back what it was given, or refuses it on every store alike and stores nothing."""
     failures: list[str] = []

@@ -54,12 +54,16 @@ class _MutatingLoader(SourceFileLoader):
     edits: tuple[Edit, ...] = ()
 
     def get_code(self, fullname: str) -> CodeType:
-        text = self.get_data(self.path).decode()
-        for edit in self.edits:
-            if edit.old not in text:
-                raise LookupError(f"{edit.module} no longer has the text {edit.old!r}")
-            text = text.replace(edit.old, edit.new)
-        return compile(text, self.path, "exec")
+        return compile(apply_edits(self.get_data(self.path).decode(), self.edits), self.path, "exec")
+
+
+def apply_edits(text: str, edits: Sequence[Edit]) -> str:
+    """Return the text of a module as a mutant has it."""
+    for edit in edits:
+        if edit.old not in text:
+            raise LookupError(f"{edit.module} no longer has the text {edit.old!r}")
+        text = text.replace(edit.old, edit.new)
+    return text
 
 
 class _Finder:

@@ -543,18 +543,24 @@ def run_disturbed_session(
         ran.append(n)
         return f"noted {n}"
 
-    wire = rng.choice(WIRES)
-    model = LanguageModel(
-        wire,
-        NAMES[wire],
-        api_key="sk-chaos-0123456789",
-        base_url=provider.url,
-        clock=TickingClock(),
-        timeout=SILENCE,
-        max_retries=rng.randrange(3),
-        max_bytes=LARGEST,
-    )
-    session = Session(store=store, agent=Agent(model=model, tools=[note], max_steps=6))
+    models: list[LanguageModel] = []
+    wire, retries = rng.choice(WIRES), rng.randrange(3)
+
+    def make_agent(timeout: float) -> Agent:
+        model = LanguageModel(
+            wire,
+            NAMES[wire],
+            api_key="sk-chaos-0123456789",
+            base_url=provider.url,
+            clock=TickingClock(),
+            timeout=timeout,
+            max_retries=retries,
+            max_bytes=LARGEST,
+        )
+        models.append(model)
+        return Agent(model=model, tools=[note], max_steps=6)
+
+    session = Session(store=store, agent=make_agent(SILENCE))
     provider.whole.clear()
     provider.bodies.clear()
     for question in range(rng.randrange(1, 4)):
@@ -574,6 +580,7 @@ def run_disturbed_session(
             failures.append(f"{names}, {way}: {type(error).__name__}: {error}")
         failures += [f"{names}, {way}: {failure}" for failure in find_partial_messages(session, provider)]
     provider.script = []
+    session = Session.open(session.id, store=store, agent=make_agent(60.0))  # nothing is silent now, only slow
     try:
         with suppress(ProviderUnavailable):  # a connection that was kept may be closed by now, and there is no retry
             ask(session, rng.choice(WAYS), "are you still there?")
@@ -589,7 +596,8 @@ def run_disturbed_session(
         failures += [f"sent to {wired}: {problem}" for problem in find_wire_faults(wired, body)]
     counts["requests"] += len(provider.bodies)
     counts["tools"] += len(ran)
-    model.close()
+    for model in models:
+        model.close()
     return failures
 
 

@@ -286,7 +286,7 @@ def watch(servers: list[LocalServer], id: str) -> Iterator[None]:
         yield
 
 
-@proof("B20", ci=10, long=1_000)
+@proof("B20", ci=5, long=1_000)
 def removed_texts(size: int, seed: int) -> Report:
     """Words planted through every feature, removed in every way, looked for in every table, file, route and stream."""
     failures: list[str] = []

@@ -31,7 +31,7 @@ SLOW = {"agent_id": "slow", "message": "take your time"}
 AWAY = 3.0  # seconds: longer than a server waits, shorter than a turn that could not write and tries to say so
 
 
-@proof("B7", ci=5, long=250)
+@proof("B7", ci=3, long=250)
 def server_store_away(size: int, seed: int) -> Report:
     """PostgreSQL crashes `size` times under a server, its connections are cut, and once it is away for seconds."""
     rng = random.Random(seed)

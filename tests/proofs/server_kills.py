@@ -16,7 +16,7 @@ SESSIONS = [f"s{number}" for number in range(5)]
 PAUSE = 0.005
 
 
-@proof("B3", ci=6, long=1_000)
+@proof("B3", ci=4, long=1_000)
 def server_kills(size: int, seed: int) -> Report:
     """Kill -9 of the server `size` times on each store, under eight clients that ask again with the same key."""
     figures, failures = [], []

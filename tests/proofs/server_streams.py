@@ -44,7 +44,7 @@ class CutBudget:
             return self.left >= 0
 
 
-@proof("B17", ci=1_000, long=50_000)
+@proof("B17", ci=500, long=50_000)
 def stream_cuts(size: int, seed: int) -> Report:
     """Streams are cut at random bytes `size` times and go on, here or on another server: nothing missed or repeated."""
     with make_scratch_directory(memory=True) as directory, PostgresServer() as postgres:

@@ -1,7 +1,8 @@
 """Every proof, every mutant and the control of the mutants as a test with the marker `proof`.
 
 `pytest -m proof` runs them all, `-k kill_turns` or `-k B7` some of them, `-m "proof and B2"` those of one number
-exactly; `--size long` runs them at their full size and `--seed` with other numbers.
+exactly; `--size long` runs them at their full size and `--seed` with other numbers. At CI size, without `-k`, there is
+one mutant of each detector.
 """
 
 from __future__ import annotations
@@ -97,8 +98,16 @@ def test_the_detector_is_silent_without_a_mutant(
     assert complaints == []
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mutant" not in metafunc.fixturenames:
+        return
+    mutants = list(MUTANTS)
+    if metafunc.config.option.size == "ci" and not metafunc.config.option.keyword:
+        mutants = list({one.detector: one for one in reversed(MUTANTS)}.values())
+    metafunc.parametrize("mutant", mutants, ids=[one.name for one in mutants])
+
+
 @number("B23")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[one.name for one in MUTANTS])
 def test_the_mutant_is_killed(
     mutant: Mutant, seed: int, postgres_server: PostgresServer, record_property: Record
 ) -> None:

@@ -193,7 +193,7 @@ def make_sessions(opener: Opener, names: Iterable[str]) -> None:
 # -- killed at every point -------------------------------------------------------------------------------------------
 
 
-@proof("B2", ci=5, long=100)
+@proof("B2", ci=2, long=100)
 def kill_turns(size: int, seed: int) -> Report:
     """Kill -9 at every crash point that a turn passes, `size` times each, and every second time in recoveries too."""
     figures, failures = [], []

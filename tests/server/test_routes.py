@@ -26,7 +26,7 @@ import uvicorn
 from holdfast import Agent, Message, Session, tool
 from holdfast.errors import InvalidArgument
 from holdfast.log import chain
-from holdfast.log.events import Draft, Event
+from holdfast.log.events import PAYLOAD_AT, SALT_SIZE, Draft, Event
 from holdfast.log.times import to_datetime
 from holdfast.server.agent_catalog import AgentCatalog, load_app
 from holdfast.server.api_keys import create_key
@@ -676,7 +676,7 @@ def forge_export(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None
     head = store.head(log)
     encoded = [json.dumps(draft.data, sort_keys=True, separators=(",", ":")).encode() for draft in drafts]
     rows += chain.chain_rows(
-        drafts, encoded, head=head.head, hash=head.hash, tokens=0, at=10**15, salts=b"s" * 16 * len(drafts)
+        drafts, encoded, head=head.head, hash=head.hash, tokens=0, at=10**15, salts=b"s" * SALT_SIZE * len(drafts)
     )
     lines = []
     for row in rows:
@@ -696,8 +696,8 @@ def forge_export(*drafts: Draft, change: Callable[[dict[str, Any]], None] | None
             "author": None,
             "actor": None,
             "hash": row.hash.hex(),
-            "salt": row.body[:16].hex(),
-            "data": json.loads(row.body[16:]),
+            "salt": row.body[:PAYLOAD_AT].hex(),
+            "data": json.loads(row.body[PAYLOAD_AT:]),
         }
         line["timestamp"] = to_datetime(row.at).isoformat()
         if row.type == "message.added":

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from holdfast import Agent, File, Message, Session, tool
+from holdfast.errors import CorruptLog
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.testing import call
-from tests.kit.odd_payloads import replace_payload
+from tests.kit.odd_payloads import damage_event, replace_payload
 
 ODD = [b"[]", b"7", b'"text"', b"null", b"{}", b"\xff", b'{"message":7,"parts":[1],"call_id":[],"id":{},"covers":3}']
 
@@ -72,3 +73,40 @@ def test_one_odd_payload_is_redacted_and_stops_no_other_redaction(store: Store, 
             assert session.events(limit=1, after=wanted - 1)[0].erased
         session.erase(reason="asked", actor="dpo")
         assert store.delete(f"s{seq}")
+
+
+READS = {
+    "messages": lambda session: session.messages,
+    "history": lambda session: session.history(),
+    "events": lambda session: [event.data for event in session.events(limit=None)],
+    "export": lambda session: session.export(),
+    "markdown": lambda session: session.export("markdown"),
+    "run": lambda session: session.run("go on"),
+    "fork": lambda session: session.fork().messages,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_damaged_byte_is_noticed_when_it_is_read(store: Store, read: str) -> None:
+    session = make_session(store, "s")
+    session.add_messages([Message.user("pay 100 to the baker"), Message.assistant("paid")])
+    seq = session.head - 1
+    damage_event(store, session.log, seq, b"100")
+    again = Session.open("s", store=store, agent=session.agent)
+    head = again.head
+    with pytest.raises(CorruptLog, match=f"event {seq} is damaged"):
+        READS[read](again)
+    assert again.head == head or read == "run"  # the question of a run is stored before the prompt is read
+    verdict = again.verify()
+    assert not verdict
+    assert verdict.first_bad == seq
+
+
+def test_a_damaged_event_is_redacted_and_the_session_goes_on(store: Store) -> None:
+    session = make_session(store, "s")
+    session.add_messages([Message.user("pay 100 to the baker"), Message.assistant("paid")])
+    seq = session.head - 1
+    damage_event(store, session.log, seq, b"100")
+    session.redact(seq, reason="damaged", actor="ops")
+    again = Session.open("s", store=store)
+    assert [message.text for message in again.messages][-2:] == ["[erased]", "paid"]

@@ -19,6 +19,7 @@ from holdfast.stores.base import Store
 from holdfast.stores.signing_keys import SigningKey
 from holdfast.worker.head_signer import Anchor, sign_heads
 from tests.cli.terminal import run_command
+from tests.kit.odd_payloads import change_body
 
 SEED, OTHER = "11" * 32, "22" * 32
 PUBLIC = SigningKey(SEED).public_key
@@ -64,7 +65,7 @@ def rewrite(session: Session) -> None:
     """Write another amount, and compute the whole chain and the head again."""
     raw, previous = open_raw(session.store), genesis(session.log.origin)
     for row in session.store.read(session.log):
-        body = (row.body or b"").replace(b"pay 100", b"pay 900")
+        body = change_body(row.body, b"pay 100", b"pay 900")
         previous = next_hash(previous, Row(row.seq, row.at, row.type, row.header, row.tokens, body, None, b"")) or b""
         where = f"WHERE {own(session)} AND {seq_of(session)} = {row.seq}"
         raw(f"UPDATE events SET body = ?, hash = ? {where}", body, previous)

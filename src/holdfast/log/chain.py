@@ -1,6 +1,6 @@
 """The hash chain over a log, computed inside the append and checked by `verify`.
 
-    hash_0 = H(origin)                 commitment = H(salt | payload)
+    hash_0 = H(origin)                 commitment = H(salt | checksum | payload)
     hash_n = H(hash_{n-1} | header | commitment)
 
 Headers carry no session id, so a log keeps its hashes when it is exported and imported under another name. The salt
@@ -17,7 +17,18 @@ import orjson
 
 from holdfast.errors import AgentError
 from holdfast.log import codec
-from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, unpack_header
+from holdfast.log.events import (
+    COMMITMENT_SIZE,
+    MESSAGE_TYPES,
+    PAYLOAD_AT,
+    SALT_SIZE,
+    VERSIONS,
+    Draft,
+    Event,
+    Row,
+    make_body,
+    unpack_header,
+)
 
 
 def genesis(origin: str) -> bytes:
@@ -52,7 +63,7 @@ def chain_rows(
     for draft, payload in zip(drafts, encoded, strict=True):
         seq += 1
         type, v = draft.type, VERSIONS[draft.type]
-        body = salts[offset : offset + SALT_SIZE] + payload
+        body = make_body(salts[offset : offset + SALT_SIZE], payload)
         offset += SALT_SIZE
         run, branch, author, actor = draft.run, draft.branch, draft.author, draft.actor
         plain = v == 1 and run is None and branch is None and author is None and actor is None
@@ -120,7 +131,7 @@ def verify(origin: str, rows: Iterable[Row], *, head: int | None = None, hash: b
             top = dumps([seq, row.at, row.type, *rest])
             expected = sha256(previous + top + promise).digest()
             if row.type in MESSAGE_TYPES:
-                tokens += (len(body) - SALT_SIZE) // 4 + 1 if body is not None else Event(row).data.get("tokens", 0)
+                tokens += (len(body) - PAYLOAD_AT) // 4 + 1 if body is not None else Event(row).data.get("tokens", 0)
         except (ValueError, TypeError, AttributeError, AgentError):
             return _bad(seq, f"event {seq} was altered")
         if expected != row.hash:

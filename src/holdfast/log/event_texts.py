@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.log import codec
-from holdfast.log.events import SALT_SIZE, UNREADABLE, Event
+from holdfast.log.events import PAYLOAD_AT, UNREADABLE, Event
 from holdfast.log.tombstones import kept_fields
 
 # Fields of payloads with ids, digests, settings and words of the log format.
@@ -36,7 +36,7 @@ def find_texts(event: Event, *, keys: bool = False) -> list[str]:
 
 def _read_payload(event: Event) -> list[Any]:
     try:
-        return [codec.decode((event.body or b"")[SALT_SIZE:])]
+        return [codec.decode((event.body or b"")[PAYLOAD_AT:])]
     except ValueError:
         return []
 

@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from zlib import crc32
 
 from holdfast.errors import AgentError, CorruptLog, SchemaTooNew
 from holdfast.log import codec
 from holdfast.log.times import to_datetime
 
-SALT_SIZE = 16
+# A body is a salt, the CRC-32 of the payload, and the payload. The checksum finds a damaged byte whenever a payload is
+# read, where the hash chain is only checked by `verify`.
+SALT_SIZE = 12
+PAYLOAD_AT = SALT_SIZE + 4
 
 # Every type of event, with the version that this code writes. A type that is not here was written by a newer holdfast.
 VERSIONS: dict[str, int] = dict.fromkeys(
@@ -163,7 +167,7 @@ class Event:
         """The payload, in the newest version; if it was erased, only what the folds need: numbers and names."""
         if self._data is None:
             if self.body is not None:
-                self._data = upcast(self.type, self.v, self.body[SALT_SIZE:], self.seq)
+                self._data = upcast(self.type, self.v, payload_of(self.body, self.seq), self.seq)
             else:
                 left = (self.tombstone or b"")[COMMITMENT_SIZE:]
                 self._data = upcast(self.type, self.v, left, self.seq) if left else {}
@@ -179,6 +183,21 @@ class Event:
 
     def __repr__(self) -> str:
         return f"Event(seq={self.seq}, type={self.type!r}, author={self.author!r}, data={self.data!r})"
+
+
+def make_body(salt: bytes, payload: bytes) -> bytes:
+    return salt + crc32(payload).to_bytes(4) + payload
+
+
+def payload_of(body: bytes, seq: int) -> bytes:
+    """The payload of an event. Raises CorruptLog if it is not the one that was written."""
+    payload = body[PAYLOAD_AT:]
+    if crc32(payload) != int.from_bytes(body[SALT_SIZE:PAYLOAD_AT]):
+        raise CorruptLog(
+            f"event {seq} is damaged: its bytes are not those that were written. Verify the session, restore it from a "
+            "copy, or redact the event"
+        )
+    return payload
 
 
 def message_data(event: Event) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.log import codec
 from holdfast.log.chain import estimate_tokens
-from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, UNREADABLE, VERSIONS, Event, Row
+from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, PAYLOAD_AT, UNREADABLE, VERSIONS, Event, Row
 from holdfast.log.named_values import NAMED_FIELDS
 
 # Fields that hold no text of a person or a model.
@@ -100,7 +100,7 @@ def _keep_structure(event: Event) -> dict[str, Any]:
     if event.type in MESSAGE_TYPES and role is not None:
         found["role"] = role
     if event.type in MESSAGE_TYPES and event.body is not None:
-        found["tokens"] = estimate_tokens(len(event.body) - SALT_SIZE)  # so that the running sum can still be checked
+        found["tokens"] = estimate_tokens(len(event.body) - PAYLOAD_AT)  # so that the running sum can still be checked
     elif "tokens" in data:
         found["tokens"] = data["tokens"]
     if data.get("rejected"):

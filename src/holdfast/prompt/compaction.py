@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.errors import AgentError, InvalidArgument
 from holdfast.log.chain import estimate_tokens
-from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, Draft, Row
+from holdfast.log.events import MESSAGE_TYPES, PAYLOAD_AT, Draft, Row
 from holdfast.log.messages import Message
 from holdfast.log.ranges import Ranges, clip_ranges, subtract_ranges
 from holdfast.log.view import decode_view
@@ -86,7 +86,7 @@ def read_newest_first(store: Store, log: Log, ranges: Ranges) -> Iterator[Item]:
             else:
                 rows = [row for row in reversed(together) if first <= row.seq <= last]
             for row in rows:
-                tokens = estimate_tokens(max(0, len(row.body or b"") - SALT_SIZE))
+                tokens = estimate_tokens(max(0, len(row.body or b"") - PAYLOAD_AT))
                 yield Item(row.seq, tokens, message_of(store, log, row), place, row.type == "summary.added")
         end = start
 
@@ -170,7 +170,7 @@ def _read_oldest_first(store: Store, log: Log, ranges: Ranges, page: int = OPENI
         while first <= last:
             rows = store.read(log, first, last, limit=page, types=MESSAGE_TYPES)
             for row in rows:
-                tokens = estimate_tokens(max(0, len(row.body or b"") - SALT_SIZE))
+                tokens = estimate_tokens(max(0, len(row.body or b"") - PAYLOAD_AT))
                 yield Item(row.seq, tokens, message_of(store, log, row), place, row.type == "summary.added")
             if len(rows) < page:
                 break

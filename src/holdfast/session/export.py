@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.errors import AgentError, CorruptLog, InvalidArgument, NotJSON, SchemaTooNew
 from holdfast.log import chain, codec
-from holdfast.log.events import COMMITMENT_SIZE, MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Event, Row, message_data
+from holdfast.log.events import (
+    COMMITMENT_SIZE,
+    MESSAGE_TYPES,
+    PAYLOAD_AT,
+    VERSIONS,
+    Draft,
+    Event,
+    Row,
+    message_data,
+    payload_of,
+)
 from holdfast.log.identifiers import check_id, check_owner, is_id
 from holdfast.log.lines import one_line
 from holdfast.log.messages import Message, Text, Thinking, ToolCall, ToolResult, message_from_data
@@ -157,7 +167,7 @@ def export_jsonl(store: Store, log: Log) -> str:
             line["commitment"] = (event.tombstone or b"").hex()
         else:
             # The hash covers the bytes of canonical JSON, so decoding and encoding the payload gives the same bytes.
-            line |= {"salt": event.body[:SALT_SIZE].hex(), "data": codec.decode(event.body[SALT_SIZE:])}
+            line |= {"salt": event.body[:PAYLOAD_AT].hex(), "data": codec.decode(payload_of(event.body, row.seq))}
         if event.type in MESSAGE_TYPES and message_data(event):
             line |= _message_fields(message_of(store, log, row))
         new = [digest for digest in blob_names([row]) if digest not in seen]
@@ -401,8 +411,8 @@ def _parse_row(line: dict[str, Any], tokens: int) -> Row:
     body = tombstone = None
     if "data" in line:
         salt, payload = bytes.fromhex(line["salt"]), codec.encode(line["data"], room=codec.WRAPPING_DEPTH)
-        if len(salt) != SALT_SIZE:
-            raise NotJSON("a salt has 16 bytes")
+        if len(salt) != PAYLOAD_AT:
+            raise NotJSON("a salt has 16 bytes, the last 4 of which are a checksum")
         body = salt + payload
         tokens += chain.estimate_tokens(len(payload)) if kind in MESSAGE_TYPES else 0
     else:

@@ -22,7 +22,7 @@ from holdfast.errors import (
     StaleEpoch,
 )
 from holdfast.log import chain, codec
-from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, VERSIONS, Draft, Row, unpack_header
+from holdfast.log.events import MESSAGE_TYPES, PAYLOAD_AT, SALT_SIZE, VERSIONS, Draft, Row, unpack_header
 from holdfast.log.messages import Limits
 from holdfast.log.named_values import MEMORY_PREFIX, NAMING_TYPES, NameRow, columns_of, names_of
 from holdfast.log.times import days_to_microseconds
@@ -236,7 +236,7 @@ def _agrees(draft: Draft, payload: bytes, row: Row, tokens_before: int | None) -
     if row.type != draft.type or unpack_header(row.header) != header:
         return False
     if row.body is not None:
-        return row.body[SALT_SIZE:] == payload
+        return row.body[PAYLOAD_AT:] == payload
     if draft.type not in MESSAGE_TYPES or tokens_before is None:
         return True
     return row.tokens - tokens_before == chain.estimate_tokens(len(payload))

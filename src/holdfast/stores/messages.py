@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.log import codec
-from holdfast.log.events import MESSAGE_TYPES, SALT_SIZE, UNREADABLE, Draft, Event, Row, message_data
+from holdfast.log.events import MESSAGE_TYPES, UNREADABLE, Draft, Event, Row, message_data, payload_of
 from holdfast.log.messages import Limits, Message, ToolResult, blobs_in, message_from_data
 from holdfast.log.ranges import clip_ranges
 from holdfast.log.times import to_datetime
@@ -28,7 +28,7 @@ def message_draft(message: Message, limits: Limits, **fields: str | None) -> Dra
 def message_of(store: Store, log: Log, row: Row) -> Message:
     """Return the message of a stored event; an erased message has the text "[erased]"."""
     if row.type == "message.added" and row.header is None and row.body is not None:  # the common case
-        data, author = codec.decode(row.body[SALT_SIZE:]), None
+        data, author = codec.decode(payload_of(row.body, row.seq)), None
     else:
         event = Event(row)
         data, author = message_data(event), event.author

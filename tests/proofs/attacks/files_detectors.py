@@ -14,13 +14,14 @@ import apsw
 
 from holdfast import Agent, Message, Session, ToolContext, tool
 from holdfast.cli.doctor import examine
-from holdfast.errors import InvalidArgument, SessionBusy, StoreError
+from holdfast.errors import CorruptLog, InvalidArgument, SessionBusy, StoreError
 from holdfast.models.base import ModelRequest
 from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.lease import lease_seconds
 from holdfast.stores.restoration import restore_database
 from holdfast.testing import call
 from tests.kit.file_modes import ModeVFS
+from tests.kit.odd_payloads import damage_event
 from tests.kit.sqlite_faults import FaultVFS
 
 PATIENCE = 20.0  # seconds for a copy that takes less than one
@@ -206,6 +207,28 @@ def set_leases(seed: int) -> list[str]:
     return complaints
 
 
+def read_damaged_events(seed: int) -> list[str]:
+    """One changed bit in the text of an event is not shown, exported or sent to a model."""
+    complaints = []
+    with SQLiteStore(":memory:") as store:
+        reads: list[Callable[[Session], object]] = [
+            lambda session: session.messages,
+            lambda session: [event.data for event in session.events()],
+            lambda session: session.export(),
+            lambda session: session.run("go on"),
+        ]
+        for number, read in enumerate(reads):
+            session = Agent(provider="echo").session(f"s{number}", store=store)
+            session.add_message(Message.user("pay 100"))
+            damage_event(store, session.log, session.head, b"100")
+            try:
+                read(session)
+                complaints.append(f"read {number} shows the damaged text")
+            except CorruptLog:
+                pass
+    return complaints
+
+
 DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "backup under load": back_up_under_load,
     "file modes": watch_file_modes,
@@ -215,4 +238,5 @@ DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "nested turns": nest_turns,
     "forged lines": forge_lines,
     "lease settings": set_leases,
+    "damaged events": read_damaged_events,
 }

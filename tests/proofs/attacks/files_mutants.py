@@ -89,5 +89,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "lease settings",
         ("stores.lease", "_parse_seconds(text) if text else DEFAULT_SECONDS", "_parse_seconds(text)"),
     ),
+    mutant(
+        "a damaged byte is shown",
+        "damaged events",
+        ("log.events", "if crc32(payload) != int.from_bytes(body[SALT_SIZE:PAYLOAD_AT]):", "if False:"),
+    ),
     mutant("a damaged copy restored", "altered copies", ("stores.restoration", "if damages:", "if False:")),
 )

@@ -20,7 +20,7 @@ from tests.kit.proxy import PostgresProxy
 from tests.proofs import interrupts
 from tests.proofs.models import make_directory
 
-HANG_SECONDS = 30.0
+HANG_SECONDS = 12.0
 
 
 @contextmanager

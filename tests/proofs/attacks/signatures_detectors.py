@@ -21,6 +21,7 @@ from holdfast.session.export import read_jsonl
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.signing_keys import PublicKeys, SigningKey
 from holdfast.worker.head_signer import Anchor, sign_heads
+from tests.kit.odd_payloads import change_body
 
 SEED = "33" * 32
 PUBLIC = SigningKey(SEED).public_key
@@ -37,7 +38,7 @@ def _rewrite(db: apsw.Connection, session: Session) -> None:
     """Write another amount by plain statements, and compute the whole chain and the head again."""
     number, previous = session.log.number, genesis(session.log.origin)
     for row in session.store.read(session.log):
-        body = (row.body or b"").replace(b"pay 100", b"pay 900")
+        body = change_body(row.body, b"pay 100", b"pay 900")
         previous = next_hash(previous, Row(row.seq, row.at, row.type, row.header, row.tokens, body, None, b"")) or b""
         change = "UPDATE events SET body = ?, tombstone = NULL, hash = ? WHERE event = ?"
         db.execute(change, (body, previous, number << 32 | row.seq))
