@@ -3,6 +3,8 @@ PYTHON ?= python3
 UV := .tools/bin/uv
 RUN := $(UV) run --locked --all-extras
 export UV_PYTHON_DOWNLOADS := never
+# Tests start hundreds of processes. Where this is set, each of them compiles every module again, for two seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 # A process that runs out of tests takes over some of another's. Tests wait for servers and databases half of the time,
 # so they have two processes for each core; proofs compute, and have one.

@@ -7,7 +7,7 @@ import pytest
 from holdfast.clock import Clock, FixedClock, decode_ulid, encode_ulid
 from holdfast.errors import SchemaTooNew
 from holdfast.log import codec, events
-from holdfast.log.events import Event, Row
+from holdfast.log.events import SALT_SIZE, Event, Row, make_body
 
 
 def test_ids_are_strictly_increasing_even_when_the_clock_stands_or_goes_back() -> None:
@@ -36,12 +36,12 @@ def test_old_versions_of_an_event_are_brought_up_to_date(monkeypatch: pytest.Mon
     monkeypatch.setitem(events.VERSIONS, "state.set", 3)
     monkeypatch.setitem(events.UPCASTS, ("state.set", 1), lambda data: {"name": data["key"], "value": data["value"]})
     monkeypatch.setitem(events.UPCASTS, ("state.set", 2), lambda data: data | {"value": [data["value"]]})
-    body = b"\0" * 16 + codec.encode({"key": "a", "value": 1})
+    body = make_body(bytes(SALT_SIZE), codec.encode({"key": "a", "value": 1}))
     assert Event(Row(1, 0, "state.set", None, 0, body, None, b"")).data == {"name": "a", "value": [1]}
 
 
 def test_what_a_newer_holdfast_wrote_is_refused_by_name() -> None:
-    body = b"\0" * 16 + codec.encode({})
+    body = make_body(bytes(SALT_SIZE), codec.encode({}))
     with pytest.raises(SchemaTooNew, match=r"unknown type 'dream\.had'"):
         Event(Row(7, 0, "dream.had", None, 0, body, None, b""))
     header = codec.encode([9, None, None, None, None])

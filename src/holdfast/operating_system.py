@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ else:
 if TYPE_CHECKING:
     from socket import socket
 
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 _PROC = Path("/proc")
 _LOCK_PAUSE = 0.01  # seconds between two attempts to get a lock on Windows
 _RESERVED_CHARACTERS = frozenset('<>:"|?*\\') | {chr(number) for number in range(32)}
@@ -52,6 +53,20 @@ def register_at_fork(**hooks: Callable[[], object]) -> None:
     """`os.register_at_fork`, on systems whose processes can fork."""
     if sys.platform != "win32":
         os.register_at_fork(**hooks)
+
+
+def return_large_blocks() -> None:
+    """Give every block of memory of 256 kB and more back to the system when it is freed; where glibc is the allocator.
+
+    By itself glibc raises that limit to the largest block that was freed, up to 32 MB, and keeps such blocks in a heap
+    for each thread. A server whose threads built large answers once then holds several times their size for ever:
+    30 answers of 14 MB left 445 MB behind, and 2 MB with this.
+    """
+    if sys.platform == "linux":
+        import ctypes  # imported late: only servers need it
+
+        with suppress(OSError, AttributeError):  # another libc
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 256 << 10)
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

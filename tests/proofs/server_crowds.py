@@ -23,6 +23,8 @@ ASKED = {"agent_id": "quick", "message": "are you there?"}
 STALLED = 8.0  # seconds without reading after which a server gives a reader up
 SPARE = 5  # descriptors and tasks that may come and go
 MEMORY = 64 << 20
+WHOLE = 48  # messages of a megabyte, of a session that is asked for as a whole
+BUILT = 512 << 20  # two answers that are built at once; an export has every text twice
 BIG = 400  # messages of the session that stalled readers ask for
 SIZE = 16 << 10  # bytes of each
 VANISHING = 8  # threads
@@ -79,6 +81,47 @@ def _stall_readers(size: int) -> tuple[int, str, list[str]]:
         f"{1000 * alone:.1f} ms without them"
     )
     return grown, figures, failures
+
+
+@proof("B18", ci=30, long=300)
+def unread_answers(size: int, seed: int) -> Report:
+    """`size` clients ask for large answers and read nothing: few are built at once, few are kept, none for long."""
+    figures: list[str] = []
+    failures: list[str] = []
+    with make_scratch_directory(memory=True) as directory:
+        url = f"sqlite:///{directory}/sessions.db"
+        with open_url(url) as store:
+            session = Session("big", store=store)
+            for number in range(WHOLE):
+                session.add_message(Message.user(f"{number} word " + "x" * 1_000_000))
+        for what in ("history?limit=14", "events?after=0&limit=1000", "search?q=word&limit=200", "export", "document"):
+            with ServerProcess(APP, url, prove_stalled=3.0, prove_effects=directory) as server:
+                name = what.partition("?")[0]
+                grown, left = _read_nothing(server, f"/sessions/big/{what}", size)
+                figures.append(f"{name} {grown >> 20} MB, then {left >> 20} MB")
+                if grown > BUILT or left > MEMORY:
+                    failures.append(f"{name}: {grown >> 20} MB more in memory, and {left >> 20} MB afterwards")
+                failures += read_server_complaints(server, failures)
+    return Report(figures=f"{size} clients: {', '.join(figures)}", failures=failures)
+
+
+def _read_nothing(server: ServerProcess, path: str, size: int) -> tuple[int, int]:
+    """Return how many bytes the server takes at most for clients that read nothing, and when it has given them up."""
+    with server.client() as client:
+        client.get("/sessions/big").raise_for_status()
+    before, most, deadline = server.memory(), 0, time.monotonic() + 20.0
+    wires = [RawConnection(server.port, "GET", path, room=4096) for _ in range(size)]
+    for wire in wires:
+        wire.send()
+    while time.monotonic() < deadline:
+        now = server.memory()
+        most = max(most, now)
+        if most - now > 16 << 20 and now - before < MEMORY:
+            break
+        time.sleep(0.02)
+    for wire in wires:
+        wire.reset()
+    return most - before, now - before
 
 
 @proof("B18", ci=2_000, long=50_000)

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
 
 from holdfast import Agent, Message, Session
 from holdfast.errors import StoreError, StoreFull, StorePoisoned, StoreUnavailable
-from holdfast.server import auth
+from holdfast.server import auth, large_answers
 from holdfast.server.api_keys import create_key, revoke_key
 from holdfast.server.http import header_limits
 from holdfast.stores import MemoryStore, SQLiteStore
@@ -322,6 +323,25 @@ class TestAnswersThatAreNotRead:
             wait_until(lambda: client.get("/sessions/large/history").status_code == 200)
             for wire in wires:
                 wire.close()
+
+    def test_are_built_a_few_at_a_time(self, large_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(large_answers, "PATIENCE", 0.2)
+        Session("small", store=large_store.for_tenant("acme")).add_message(Message.user("hello"))
+        with serve(large_store) as server, server.client("acme") as client, server.client("globex") as other:
+            Session("s0", store=large_store.for_tenant("globex"))
+            answers = server.local_server.server.large_answers
+            builders = [answers.begin(cast(auth.Caller, SimpleNamespace(key_id="k", tenant="acme"))) for _ in range(2)]
+            for each in builders:
+                each.add_whole_session()
+            for path in ("document", "export", "history", "events?after=0", "search?q=x", "context"):
+                refused = client.get(f"/sessions/large/{path}")
+                assert (refused.status_code, refused.json()["code"]) == (429, "too_many_requests"), path
+                assert refused.headers["Retry-After"] == "1"
+            for path in ("history", "events", "search?q=hello", "context"):
+                assert client.get(f"/sessions/small/{path}").status_code == 200, path
+            assert other.get("/sessions/s0/export").status_code == 200
+            builders[0].__exit__(None, None, None)
+            assert client.get("/sessions/large/document").status_code == 200
 
     def test_arrive_whole_when_they_are_read(self, large_store: Store) -> None:
         with serve(large_store) as server, server.client("acme") as client:

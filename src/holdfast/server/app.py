@@ -28,6 +28,7 @@ from holdfast.server.auth import Authenticator, Caller
 from holdfast.server.config import Config
 from holdfast.server.http.middleware import SecurityMiddleware
 from holdfast.server.http.route_table import RouteTable
+from holdfast.server.large_answers import LargeAnswers
 from holdfast.server.logging import extra_fields, log
 from holdfast.server.metrics import Metrics
 from holdfast.server.model_calls import call_model
@@ -71,6 +72,7 @@ class Server:
         self.store, self.config = store, config
         self.metrics = Metrics()
         self.limits = RequestLimits(config, metrics=self.metrics)
+        self.large_answers = LargeAnswers(self.limits.answer_bytes)
         self.authenticator = Authenticator(store, config=config, token=token, limits=self.limits, metrics=self.metrics)
         self.quotas = self.authenticator.quotas
         self.catalog = AgentCatalog(agents=agents, tools=tools)

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from holdfast.operating_system import reserve_address
+from holdfast.operating_system import reserve_address, return_large_blocks
 from holdfast.server.app import Server, create_app
 from holdfast.server.config import Config
 from holdfast.server.http.header_limits import HeaderLimits
@@ -71,6 +71,7 @@ def uvicorn_config(app: FastAPI, config: Config, **more: Any) -> uvicorn.Config:
 def run_server(server: Server, *, sockets: list[socket.socket] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; in the main thread. Leaves SIGINT ignored, so that an impatient Ctrl-C does not
     cut the end of the process short."""
+    return_large_blocks()
     process = DrainingServer(uvicorn_config(create_app(server), server.config), server)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # uvicorn handles it while it serves
     process.run(sockets)

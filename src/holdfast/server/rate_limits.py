@@ -100,22 +100,35 @@ class Slots:
 
     def hold(self, key: str, tenant: str | None = None, size: int = 1) -> Slot:
         """Take `size` slots; raise TooManyRequests above a limit. An owner that holds nothing gets any size."""
+        owners = self._owners(key, tenant)
+        with self._lock:
+            self._refuse_above(owners, size)
+            for name in owners:
+                self._held[name] = self._held.get(name, 0) + size
+        return Slot(self, tuple(owners), size)
+
+    def check(self, key: str, tenant: str, size: int) -> None:
+        """Raise TooManyRequests if `hold` would now; take nothing."""
+        with self._lock:
+            self._refuse_above(self._owners(key, tenant), size)
+
+    def _owners(self, key: str, tenant: str | None) -> dict[str, tuple[str, int]]:
+        """Return the names under which slots are counted, each with the owner in words and its limit."""
         owners = {key: ("this key", self.limit)}
         if tenant is not None and self.per_tenant is not None:
             owners[_tenant_name(tenant)] = ("this tenant", self.per_tenant)
         if self.total is not None:
             owners[""] = ("this server", self.total)
-        with self._lock:
-            for name, (owner, limit) in owners.items():
-                held = self._held.get(name, 0)
-                if held and held + size > limit:
-                    self._on_refusal()
-                    raise TooManyRequests(
-                        f"{owner} has {held} {self.what}, and its limit is {limit}", retry_after=SLOT_RETRY_SECONDS
-                    )
-            for name in owners:
-                self._held[name] = self._held.get(name, 0) + size
-        return Slot(self, tuple(owners), size)
+        return owners
+
+    def _refuse_above(self, owners: dict[str, tuple[str, int]], size: int) -> None:
+        for name, (owner, limit) in owners.items():
+            held = self._held.get(name, 0)
+            if held and held + size > limit:
+                self._on_refusal()
+                raise TooManyRequests(
+                    f"{owner} has {held} {self.what}, and its limit is {limit}", retry_after=SLOT_RETRY_SECONDS
+                )
 
     def count_held(self, key: str) -> int:
         return self._held.get(key, 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from holdfast.log.events import Row
 from holdfast.stores.base import MAX_SEQ, PAGE, Log, Store
 
-FIRST_ROWS = 16
+GROWTH = 4  # from one row on: nobody knows how large the next rows are
 PORTION_BYTES = 1 << 20  # approximate size of a portion, unless a single row is larger
 
 
@@ -23,7 +23,7 @@ def read_portions(
     since: int | None = None,
 ) -> Iterator[list[Row]]:
     """Yield the rows of a range in order, or the last ones first."""
-    limit = FIRST_ROWS
+    limit = 1
     while rows := store.read(log, first, last, limit=limit, reverse=reverse, types=types, since=since):
         yield rows
         if len(rows) < limit:
@@ -35,4 +35,4 @@ def read_portions(
         if last < first:
             return
         size = sum(len(row.body or b"") for row in rows)
-        limit = max(1, limit // 2) if size > PORTION_BYTES else min(PAGE, limit * 2)
+        limit = max(1, limit // 2) if size > PORTION_BYTES else min(PAGE, limit * GROWTH)

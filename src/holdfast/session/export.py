@@ -9,7 +9,7 @@ import base64
 import html
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -133,8 +133,12 @@ class ExportMethods:
 
 
 def export_jsonl(store: Store, log: Log) -> str:
-    """Return one line for each event. The first line also describes the log, so that the file needs no database."""
-    lines: list[str] = []
+    """Return the lines of `export_lines` as one text."""
+    return b"".join(export_lines(store, log)).decode()
+
+
+def export_lines(store: Store, log: Log) -> Iterator[bytes]:
+    """Yield one line for each event. The first line also describes the log, so that the file needs no database."""
     removed = verification.blobs_removed(store, log)
     seen = set(removed)
     end = store.head(log)
@@ -185,12 +189,11 @@ def export_jsonl(store: Store, log: Log) -> str:
                 "head": end.head,
                 "hash": end.hash.hex(),
             }
-        lines.append(codec.encode(line, room=codec.WRAPPING_DEPTH).decode())
+        yield codec.encode(line, room=codec.WRAPPING_DEPTH) + b"\n"
     # What contradicts the last signature of its log is exported, and not signed: verify() says what is wrong with it.
     if key is not None and (before is None or hashes.get(before.seq) == before.hash):
         signed = key.sign_head(store.tenant, log, seq=end.head, hash=end.hash, at=store.clock.now())
-        lines.append(codec.encode({"signed": signed.to_dict()}).decode())
-    return "\n".join(lines) + "\n"
+        yield codec.encode({"signed": signed.to_dict()}) + b"\n"
 
 
 def _message_fields(message: Message) -> dict[str, Any]:

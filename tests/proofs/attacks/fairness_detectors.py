@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -16,6 +18,8 @@ import holdfast.server.http.header_limits as header_limits
 from holdfast import Agent, Message, Session
 from holdfast.errors import StoreError, StoreFull
 from holdfast.server.api_keys import create_key, revoke_key
+from holdfast.server.large_answers import PLACES_PER_TENANT
+from holdfast.server.schemas import serializers
 from holdfast.stores import MemoryStore
 from tests.kit.local_server import LocalServer
 from tests.kit.server_process import RawConnection
@@ -228,6 +232,42 @@ def _guess_keys(seed: int) -> list[str]:
         return [*found, f"a valid key at the address of a guesser -> {status}"] if status != 200 else found
 
 
+def _build_large_answers(seed: int) -> list[str]:
+    """One tenant asks for whole sessions and for large pages, more at once than may be built."""
+    found: list[str] = []
+    with _share() as shared, shared.client("acme") as client:
+        Session("large", store=shared.store.for_tenant("acme")).add_messages([Message.user("x" * 800_000)] * 4)
+        for path in ("/sessions/large/document", "/sessions/large/history", "/sessions/large/events"):
+            with count_builders() as builders, ThreadPoolExecutor(8) as threads:
+                statuses = list(threads.map(lambda path: _get(client, path), [path] * 8))
+            if builders.most > PLACES_PER_TENANT or statuses != [200] * 8:
+                found.append(f"{path}: {builders.most} are built at once, answers {statuses}")
+    return found
+
+
+@contextmanager
+def count_builders() -> Iterator[SimpleNamespace]:
+    """Count how many large answers are made into JSON at the same time."""
+    counts, lock, orjson = SimpleNamespace(now=0, most=0), threading.Lock(), vars(serializers)["orjson"]
+
+    def dumps(value: Any) -> bytes:
+        with lock:
+            counts.now += 1
+            counts.most = max(counts.most, counts.now)
+        try:
+            time.sleep(0.05)
+            return bytes(orjson.dumps(value))
+        finally:
+            with lock:
+                counts.now -= 1
+
+    vars(serializers)["orjson"] = SimpleNamespace(dumps=dumps)
+    try:
+        yield counts
+    finally:
+        vars(serializers)["orjson"] = orjson
+
+
 def _get_with(client: httpx2.Client, key: str) -> int:
     return client.get("/sessions", headers={"Authorization": f"Bearer {key}"}).status_code
 
@@ -241,4 +281,5 @@ DETECTORS: dict[str, Callable[[int], list[str]]] = {
     "a revoked key": _revoke_a_key,
     "clients that read nothing": _read_nothing,
     "guesses at one address": _guess_keys,
+    "large answers": _build_large_answers,
 }

@@ -6,6 +6,16 @@ from tests.proofs.mutant import Mutant, mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     mutant(
+        "large answers are built all at once",
+        "large answers",
+        ("server.large_answers", "if self.size > LARGE and not self._has_place:", "if False:"),
+    ),
+    mutant(
+        "the place of a large answer is never given back",
+        "large answers",
+        ("server.large_answers", "        if self._has_place:\n", "        if False:\n"),
+    ),
+    mutant(
         "one tenant may take every run thread",
         "runs that were left",
         ("worker.thread_shares", "return self._held[tenant] < min(self.limit, SHARE * free)", "return free > 0"),

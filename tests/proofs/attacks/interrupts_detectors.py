@@ -24,9 +24,9 @@ HANG_SECONDS = 12.0
 
 
 @contextmanager
-def end_if_it_hangs() -> Iterator[None]:
+def end_if_it_hangs(seconds: float = HANG_SECONDS) -> Iterator[None]:
     """End this process when the block takes too long: a thread that waits for itself cannot be ended otherwise."""
-    timer = threading.Timer(HANG_SECONDS, os._exit, args=(1,))
+    timer = threading.Timer(seconds, os._exit, args=(1,))
     timer.daemon = True
     timer.start()
     try:
@@ -137,7 +137,7 @@ def detect_silent_server(seed: int) -> list[str]:
     """PostgreSQL falls silent, and comes back."""
     dsn = os.environ["HOLDFAST_PROVE_SERVER"]
     found: list[str] = []
-    with PostgresProxy(int(str(conninfo_to_dict(dsn)["port"]))) as proxy, end_if_it_hangs():
+    with PostgresProxy(int(str(conninfo_to_dict(dsn)["port"]))) as proxy, end_if_it_hangs(30.0):
         store = PostgresStore(proxy.dsn(dsn), patience=1.0)
         session = Session(store=store)
         together = threading.Barrier(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import asdict
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -16,6 +17,8 @@ from holdfast.server.idempotency import removes_content
 from holdfast.server.routes.imports import import_session
 from holdfast.server.schemas import requests, responses
 from holdfast.server.schemas.serializers import Serving, SessionId, actor_of, json_response, session_dict
+from holdfast.session.export import export_lines
+from holdfast.session.session import Session
 from holdfast.stores.signing_keys import PublicKeys
 
 router = APIRouter(route_class=StrictRoute, tags=["keeping"], responses=ERRORS)
@@ -36,7 +39,10 @@ _SUFFIX = {"jsonl": "jsonl", "markdown": "md", "html": "html"}
     },
 )
 def export_session(
-    caller: Reader, session_id: SessionId, format: Annotated[Literal["jsonl", "markdown", "html"], Query()] = "jsonl"
+    caller: Reader,
+    server: Serving,
+    session_id: SessionId,
+    format: Annotated[Literal["jsonl", "markdown", "html"], Query()] = "jsonl",
 ) -> Response:
     """The session as a file. Its text comes from people and models, so a browser must not run it."""
     session = caller.open_session(session_id)
@@ -48,7 +54,17 @@ def export_session(
     }
     # Not through `media_type`, which adds a charset to some of them only.
     headers["Content-Type"] = f"{_MEDIA[format]}; charset=utf-8"
-    return Response(session.export(format).encode(), headers=headers)
+    with server.large_answers.begin(caller) as answer:
+        answer.add_whole_session()
+        return Response(_export(session, format), headers=headers)
+
+
+def _export(session: Session, format: str) -> bytes:
+    if format != "jsonl":
+        return session.export(format).encode()
+    found = io.BytesIO()  # the whole text is in memory once, not as lines, text and bytes
+    found.writelines(export_lines(session.store, session.log))
+    return found.getvalue()
 
 
 @router.post(
@@ -82,9 +98,12 @@ def verify_session(caller: Reader, session_id: SessionId) -> Response:
     summary="The whole view",
     response_model=responses.Document,
 )
-def get_document(caller: Reader, session_id: SessionId) -> Response:
+def get_document(caller: Reader, server: Serving, session_id: SessionId) -> Response:
     """Messages, state, facts and the rest as one JSON document, as `Session.to_dict` gives it."""
-    return json_response(caller.open_session(session_id).to_dict())
+    session = caller.open_session(session_id)
+    with server.large_answers.begin(caller) as answer:
+        answer.add_whole_session()
+        return json_response(session.to_dict())
 
 
 @router.post(

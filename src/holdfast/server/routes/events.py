@@ -23,6 +23,7 @@ from holdfast.server.event_stream import EventStream, LogFrames, RunFrames, posi
 from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
+from holdfast.server.large_answers import GrowingAnswer
 from holdfast.server.rate_limits import Slot
 from holdfast.server.row_portions import read_portions
 from holdfast.server.run_requests import queue_message, reopen_turn
@@ -165,11 +166,23 @@ async def events(
             where=where,
             frames=lambda _: LogFrames(types or ()),
         )
-    return json_response(await off_thread(_event_page, caller, session_id, after, limit, types, since))
+
+    def answer_page() -> Response:
+        with server.large_answers.begin(caller) as answer:
+            return json_response(_event_page(caller, session_id, after, limit, types, since, answer))
+
+    async with server.limits.share_of(caller.tenant):
+        return await off_thread(answer_page)
 
 
 def _event_page(
-    caller: Caller, session_id: str, after: int | None, limit: int, types: list[str] | None, since: str | None
+    caller: Caller,
+    session_id: str,
+    after: int | None,
+    limit: int,
+    types: list[str] | None,
+    since: str | None,
+    answer: GrowingAnswer,
 ) -> dict[str, Any]:
     session = caller.open_session(session_id)
     start = None if since is None else parse_since(since)
@@ -177,16 +190,17 @@ def _event_page(
     portions = read_portions(session.store, session.log, first, reverse=after is None, types=types or (), since=start)
     unverified = decode_view(session.store.head(session.log).view).unverified
     page: list[Event] = []
-    size, has_more = 0, False
+    has_more = False
     for row in (row for rows in portions for row in rows):
-        size += len(row.body or b"")
+        size = answer.add(len(row.body or b""))
         has_more = len(page) == limit or (size > MAX_BYTES and bool(page))
         if has_more:
             break
         page.append(Event(row, unverified=unverified))
     if after is None:
         if has_more and len(page) < limit:
-            raise LimitExceeded("this page", size=size, limit=MAX_BYTES, hint="use after=0, and `next` of each page")
+            hint = "use after=0, and `next` of each page"
+            raise LimitExceeded("this page", size=answer.size, limit=MAX_BYTES, hint=hint)
         page.reverse()
     return {
         "events": [serializers.event_dict(event) for event in page],

@@ -65,10 +65,16 @@ def list_forks(caller: Reader, session_id: SessionId) -> Response:
     response_model=responses.Comparison,
 )
 def compare_sessions(
-    caller: Reader, session_id: SessionId, other: Annotated[str, Query(alias="with", description="The other session.")]
+    caller: Reader,
+    server: Serving,
+    session_id: SessionId,
+    other: Annotated[str, Query(alias="with", description="The other session.")],
 ) -> Response:
     """The messages both share, then those of each side."""
-    return json_response(comparison_dict(caller.open_session(session_id).compare(caller.open_session(other))))
+    one, two = caller.open_session(session_id), caller.open_session(other)
+    with server.large_answers.begin(caller) as answer:
+        answer.add_whole_session()
+        return json_response(comparison_dict(one.compare(two)))
 
 
 @router.post(

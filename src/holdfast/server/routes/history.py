@@ -18,6 +18,7 @@ from holdfast.server.auth import Caller, Reader, Writer
 from holdfast.server.errors import ERRORS, log_unexpected_error
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import scope_of
+from holdfast.server.large_answers import GrowingAnswer, estimate_bytes
 from holdfast.server.row_portions import read_portions
 from holdfast.server.schemas import requests, responses, sent_messages
 from holdfast.server.schemas.serializers import (
@@ -47,20 +48,21 @@ MAX_BYTES = 16 << 20  # of the messages and their files in one page; a page of o
 )
 def get_history(
     caller: Reader,
+    server: Serving,
     session_id: SessionId,
     limit: Annotated[int, Query(ge=0, le=1000)] = 100,
     role: Annotated[sent_messages.Role | None, Query()] = None,
     skip: Annotated[int, Query(ge=0, le=MAX_SEQ, description="Leave out so many of the newest.")] = 0,
 ) -> Response:
     """The last messages, oldest first."""
-    found = _message_page(caller.open_session(session_id), limit, role, skip)
-    return json_response({"messages": [message_dict(each) for each in found]})
+    with server.large_answers.begin(caller) as answer:
+        found = _message_page(caller.open_session(session_id), limit, role, skip, answer)
+        return json_response({"messages": [message_dict(each) for each in found]})
 
 
-def _message_page(session: Session, limit: int, role: str | None, skip: int) -> list[Message]:
+def _message_page(session: Session, limit: int, role: str | None, skip: int, answer: GrowingAnswer) -> list[Message]:
     """Return the last messages before the newest `skip`, oldest first; holds one page in memory at most."""
     found: list[Message] = []
-    size = 0
     if not limit:
         return found
     for row in _rows_newest_first(session):
@@ -73,8 +75,8 @@ def _message_page(session: Session, limit: int, role: str | None, skip: int) -> 
         if skip:
             skip -= 1
             continue
-        size += len(row.body or b"")
-        size += sum(len(part.data or b"") for part in message.parts if isinstance(part, Image | File))
+        files = sum(len(part.data or b"") for part in message.parts if isinstance(part, Image | File))
+        size = answer.add(len(row.body or b"") + files)
         if size > MAX_BYTES and found:
             raise LimitExceeded("this page", size=size, limit=MAX_BYTES, hint="ask for fewer messages with limit=")
         found.append(message)
@@ -143,14 +145,16 @@ def rewind_session(caller: Writer, server: Serving, session_id: SessionId, body:
 )
 def search_session(
     caller: Reader,
+    server: Serving,
     session_id: SessionId,
     q: Annotated[str, Query(max_length=1000, description="Every word must be there.")],
     limit: Annotated[int, Query(ge=0, le=200)] = 20,
 ) -> Response:
     """The last messages that contain every word, oldest first."""
-    return json_response(
-        {"messages": [message_dict(each) for each in caller.open_session(session_id).search(q, limit)]}
-    )
+    with server.large_answers.begin(caller) as answer:
+        session = caller.open_session(session_id)
+        answer.add(estimate_bytes(session))
+        return json_response({"messages": [message_dict(each) for each in session.search(q, limit)]})
 
 
 @router.post(
@@ -228,7 +232,9 @@ def _context(caller: Caller, server: Serving, session_id: str, call: int | None,
             if agent_id is not None:
                 raise  # without a named agent the context does not depend on one
     try:
-        return json_response(context_dict(session.context(call, agent=agent)))
+        with server.large_answers.begin(caller) as answer:
+            answer.add(estimate_bytes(session))
+            return json_response(context_dict(session.context(call, agent=agent)))
     except InstructionsFailed as error:
         hidden = hide_cause(error, error.__cause__)
         if hidden is error:
