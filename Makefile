@@ -13,7 +13,7 @@ TESTS_PARALLEL := -n $(shell expr 2 '*' $(CORES)) --dist worksteal
 PROOFS_PARALLEL := -n $(CORES) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cluster demo-agents quick test check lint types prove prove-long prove-model bench bench-retrieval clean
+.PHONY: help demo demo-cluster demo-agents quick test test-all check lint types prove prove-long prove-model bench bench-retrieval clean
 
 help:                    ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F '\t' '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -34,6 +34,9 @@ quick: .venv/ready       ## the tests that need no server and no PostgreSQL, eac
 
 test: .venv/ready        ## every test, on SQLite, PostgreSQL, memory and a four-method store
 	$(RUN) pytest $(TESTS_PARALLEL) -q -rfE
+
+test-all: .venv/ready    ## the same, with every way of asking on every store, not only on SQLite
+	$(RUN) pytest $(TESTS_PARALLEL) -q -rfE --all-ways
 
 check: lint types test prove   ## what CI runs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
-from tests.kit import proof_options, quick_option
+from tests.kit import proof_options, quick_option, way_option
 from tests.kit.local_server import Listener
 from tests.kit.postgres import PostgresServer, postgres_server
 from tests.kit.stores import empty_tables, names, open_store
@@ -26,6 +27,7 @@ settings.load_profile("holdfast")
 def pytest_addoption(parser: pytest.Parser) -> None:
     proof_options.add_options(parser)
     quick_option.add_option(parser)
+    way_option.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +40,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     quick_option.keep_quick_tests(config, items)
+    way_option.keep_one_way(config, items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every later garbage collection: it is large, and stays."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

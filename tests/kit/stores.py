@@ -12,6 +12,7 @@ from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.document_store import DocumentStore
 from tests.kit.documents import DictStore
+from tests.kit.postgres import PostgresServer
 
 names = itertools.count()
 
@@ -30,15 +31,21 @@ def empty_tables(store: PostgresStore) -> None:
     store.server.transaction(truncate_tables)
 
 
-def open_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+def open_store(kind: str, request: pytest.FixtureRequest, tmp_path: Path, *, key: bytes | None = None) -> Store:
+    """Open an empty store, which the end of the test closes; with `key`, an encrypted one."""
     if kind == "memory":
         return MemoryStore()
     if kind == "documents":
         return DocumentStore(DictStore())
     if kind == "sqlite":
-        store = SQLiteStore(tmp_path / f"sessions{next(names)}.db")
+        store = SQLiteStore(tmp_path / f"sessions{next(names)}.db", key=key)
         request.addfinalizer(store.close)
         return store
+    if key is not None:  # one database has one master key
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        encrypted = PostgresStore(server.database(), key=key)
+        request.addfinalizer(encrypted.close)
+        return encrypted
     shared: PostgresStore = request.getfixturevalue("shared_postgres")
     empty_tables(shared)
     return shared

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,19 @@ from holdfast import Session
 from holdfast.errors import CorruptLog, SchemaTooNew
 from holdfast.log.events import VERSIONS
 from holdfast.policy.event_rules import SESSION_EVENTS, find_fault
-from holdfast.stores import MemoryStore, SQLiteStore
+from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from tests.kit.forged_exports import rewrite_export
 from tests.kit.rich_sessions import make_rich_sessions
+from tests.kit.stores import open_store
 from tests.properties.compliance import RandomHistory
 
 NOT_WRITTEN = {"turn.parked"}  # needs three processes that die: it has no fields
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-    elif request.param == "sqlite":
-        with SQLiteStore(tmp_path / "log.db") as found:
-            yield found
-    else:
-        yield request.getfixturevalue("shared_postgres").for_tenant(request.node.name)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(request.param, request, tmp_path)
 
 
 def find_faults(store: Store) -> list[str]:

@@ -38,7 +38,7 @@ from tests.properties.compliance import RandomHistory
 EPISODE = 50  # operations of one history
 
 
-@proof("B20", ci=5_000, long=1_000_000)
+@proof("B20", ci=2_500, long=1_000_000)
 def kept_histories(size: int, seed: int) -> Report:
     """Interleavings of fork, prune, undo, append, run, redact, erase, hold, delete and sweep, against a model."""
     failures: list[str] = []

@@ -69,7 +69,7 @@ def make_openers(*, durable: bool) -> Iterator[dict[str, Callable[[], Opener]]]:
         yield {"sqlite": sqlite, "postgres": postgres}
 
 
-@proof("B1", ci=200, long=12_500)
+@proof("B1", ci=100, long=12_500)
 def kill_at_random(size: int, seed: int) -> Report:
     """Kill -9 at a random instant, `size` times on each store: what was acknowledged is there, once."""
     figures, failures = [], []

@@ -134,7 +134,7 @@ def find_unexplained(side: StoreSide, names: list[str], seen: Counter[str]) -> l
 # -- hostile text ------------------------------------------------------------------------------------------------------
 
 
-@proof("B22", ci=1_000, long=1_000_000)
+@proof("B22", ci=500, long=1_000_000)
 def hostile_text(size: int, seed: int) -> Report:
     """Every text field gives back what it was given, or refuses it on every store alike and stores nothing."""
     failures: list[str] = []
@@ -172,7 +172,7 @@ def check_field(worlds: list[StoreSide], id: str, text: str, name: str, outcomes
 # -- families ----------------------------------------------------------------------------------------------------------
 
 
-@proof("B20", ci=5_000, long=1_000_000)
+@proof("B20", ci=2_500, long=1_000_000)
 def families(size: int, seed: int) -> Report:
     """Interleavings of fork, append, clear, rewind and delete: no event changes, and no deleted session comes back."""
     failures: list[str] = []

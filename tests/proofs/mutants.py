@@ -441,8 +441,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "callers",
         (
             "server.routes.forks",
-            ".compare(caller.open_session(other))",
-            ".compare(type(caller.open_session(session_id)).open(other, store=caller.store))",
+            "caller.open_session(session_id), caller.open_session(other)",
+            "caller.open_session(session_id), type(caller.open_session(session_id)).open(other, store=caller.store)",
         ),
     ),
     mutant("a revoked key works", "callers", ("server.api_keys", "return self.revoked_at is None and (", "return (")),

@@ -106,7 +106,7 @@ def start_servers(number: int, url: str, **settings: object) -> Iterator[list[Se
         yield made
 
 
-@proof("B8", ci=8, long=500)
+@proof("B8", ci=4, long=500)
 def server_zombies(size: int, seed: int) -> Report:
     """Servers share sessions, are stopped past their lease and wake, or die: none writes after it lost its lease."""
     figures, failures = [], []

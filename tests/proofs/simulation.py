@@ -755,7 +755,7 @@ def run_simulation(seed: int, trace: Callable[[str], None] = lambda _: None) -> 
     return simulation
 
 
-@proof("B10", ci=1_000, long=200_000)
+@proof("B10", ci=500, long=200_000)
 def simulate(size: int, seed: int) -> Report:
     """`size` runs from `seed` on: no violation on the way, and an answer at the end."""
     counts: Counter[str] = Counter()

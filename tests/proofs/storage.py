@@ -75,7 +75,7 @@ def make_power_loss_check(todo: Sequence[Step]) -> Callable[[str, Sequence[int]]
     return check
 
 
-@proof("B4", ci=2000, long=100_000)
+@proof("B4", ci=1000, long=100_000)
 def power_loss(size: int, seed: int) -> Report:
     """Power lost at `size` moments: with FULL nothing that was acknowledged is missing, and NORMAL is caught."""
     todo = list(islice(generate_steps((seed, "power")), 40))

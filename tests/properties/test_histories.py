@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,8 @@ from holdfast import Message, Session
 from holdfast.errors import ViewChanged
 from holdfast.policy.pruning import strategy_of
 from holdfast.prompt.compaction import plan_prune
-from holdfast.stores import MemoryStore, SQLiteStore
 from holdfast.stores.base import Store
+from tests.kit.stores import open_store
 from tests.properties.compliance import RandomHistory, Violation
 
 PLAIN = "2026/2"  # begins with a session that may be pruned
@@ -20,15 +19,9 @@ SEEDS = ("2026/2", "2026/13", "2026/19", "2026/97", "1/29", "2/26", "3/6", "3/15
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Where a fork shares the events of its parent: in a store of documents it is a copy."""
-    if request.param == "memory":
-        yield MemoryStore()
-    elif request.param == "sqlite":
-        with SQLiteStore(tmp_path / "log.db") as found:
-            yield found
-    else:
-        yield request.getfixturevalue("shared_postgres").for_tenant(request.node.name)
+    return open_store(request.param, request, tmp_path)
 
 
 class TestHistories:

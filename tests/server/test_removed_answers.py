@@ -12,30 +12,21 @@ import httpx2
 import pytest
 
 from holdfast import Memory, Message, Session
-from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
+from holdfast.stores import PostgresStore, SQLiteStore
 from holdfast.stores.base import Store
 from holdfast.stores.kept_answers import ANSWER_LINKS, ANSWERS, open_answer
 from holdfast.worker.sweep import sweep
 from tests.kit.local_server import TOKEN, LocalServer
-from tests.kit.postgres import PostgresServer
+from tests.kit.stores import open_store
 
 SECRET = "heliotrope"
 MASTER, OTHER = sha256(b"mine").digest(), sha256(b"other").digest()
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "sqlite encrypted", "postgres encrypted"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     kind, _, encrypted = request.param.partition(" ")
-    key = MASTER if encrypted else None
-    if kind == "memory":
-        yield MemoryStore()
-    elif kind == "sqlite":
-        with SQLiteStore(tmp_path / "log.db", key=key) as sqlite:
-            yield sqlite
-    else:
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        with PostgresStore(server.database(), key=key) as postgres:
-            yield postgres
+    return open_store(kind, request, tmp_path, key=MASTER if encrypted else None)
 
 
 @pytest.fixture

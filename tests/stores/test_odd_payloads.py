@@ -3,30 +3,24 @@ and deleted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast import Agent, File, Message, Session, tool
 from holdfast.errors import CorruptLog
-from holdfast.stores import MemoryStore, SQLiteStore
+from holdfast.stores import MemoryStore
 from holdfast.stores.base import Store
 from holdfast.testing import call
 from tests.kit.odd_payloads import damage_event, replace_payload
+from tests.kit.stores import open_store
 
 ODD = [b"[]", b"7", b'"text"', b"null", b"{}", b"\xff", b'{"message":7,"parts":[1],"call_id":[],"id":{},"covers":3}']
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-    elif request.param == "sqlite":
-        with SQLiteStore(tmp_path / "log.db") as found:
-            yield found
-    else:
-        yield request.getfixturevalue("shared_postgres").for_tenant(request.node.name)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(request.param, request, tmp_path)
 
 
 @tool

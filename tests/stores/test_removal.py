@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from holdfast.stores.base import Store
 from holdfast.testing import call
 from holdfast.worker.sweep import sweep
 from tests.kit.postgres import PostgresServer
+from tests.kit.stores import open_store
 
 KEY = sha256(b"master").digest()
 SOON = {"ttl_days": 1e-9}
@@ -28,18 +28,9 @@ TABLES = (
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres", "sqlite encrypted", "postgres encrypted"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     kind, _, encrypted = request.param.partition(" ")
-    key = KEY if encrypted else None
-    if kind == "memory":
-        yield MemoryStore()
-    elif kind == "sqlite":
-        with SQLiteStore(tmp_path / "log.db", key=key) as sqlite:
-            yield sqlite
-    else:
-        server: PostgresServer = request.getfixturevalue("postgres_server")
-        with PostgresStore(server.database(), key=key) as postgres:
-            yield postgres
+    return open_store(kind, request, tmp_path, key=KEY if encrypted else None)
 
 
 def read_everything(store: Store) -> bytes:

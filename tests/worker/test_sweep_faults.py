@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from holdfast.errors import ClocksDisagree, CorruptLog, InvalidArgument, StoreUn
 from holdfast.log.events import Draft
 from holdfast.server.app import Server
 from holdfast.server.config import Config
-from holdfast.stores import MemoryStore, PostgresStore, SQLiteStore
+from holdfast.stores import MemoryStore, PostgresStore
 from holdfast.stores.base import Log, Store
 from tests.kit.odd_payloads import replace_payload
+from tests.kit.stores import open_store
 
 MOMENT = 1 / 86_400_000_000  # a microsecond, in days
 DAY = 86_400_000_000
@@ -37,14 +37,8 @@ class ShiftedClock(Clock):
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-    elif request.param == "sqlite":
-        with SQLiteStore(tmp_path / "log.db") as found:
-            yield found
-    else:
-        yield request.getfixturevalue("shared_postgres").for_tenant(request.node.name)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return open_store(request.param, request, tmp_path)
 
 
 def make_due(store: Store, *names: str) -> list[Session]:
