@@ -96,8 +96,26 @@ def check_later_work_dirs(caller: Caller, server: SecuredServer, root: Path) -> 
     answer = caller.ask("POST", "/sessions", service, {"user_id": "carol", "work_dir": str(root / "acme/carol")})
     if answer.status != 400:
         yield f"a folder of an owner that is a link to another tenant -> {answer.status} {answer.body[:300]!r}"
+    for owner in ("alice", "bob"):
+        heads = root / "acme" / owner / ".git/refs/heads"
+        heads.mkdir(parents=True)
+        (heads / f"branch-of-{owner}").write_text("1" * 40 + "\n")
+        (heads.parent.parent / "HEAD").write_text(f"ref: refs/heads/branch-of-{owner}\n")
+    Session("at-home", store=store, user_id="alice", work_dir=root / "acme/alice")
+    answer = caller.ask("GET", "/sessions/at-home/brief", headers)
+    if "branch-of-alice" not in answer.body.decode():
+        yield f"the brief of a session in its own folder names no branch: {answer.body.decode()[:300]!r}"
     for id, work_dir in (("by-library", root / "acme/bob"), ("by-link", root / "acme/alice/later")):
         Session(id, store=store, user_id="alice", work_dir=work_dir)
+        for method, path in (("GET", "brief"), ("POST", "successor")):
+            answer = caller.ask(method, f"/sessions/{id}/{path}", headers)
+            told = (
+                answer.body.decode()
+                if method == "GET"
+                else caller.ask("GET", f"/sessions/{answer.json['id']}/history", headers).body.decode()
+            )
+            if "branch-of-bob" in told:
+                yield f"{path} of {id} tells the branch of another user: {told[:300]!r}"
         found = read_plan(caller, headers, caller.ask("GET", f"/sessions/{id}", headers))
         if bob in found:
             yield f"a work_dir that the library set ({id}): the agent read {found[:300]!r}"

@@ -100,6 +100,9 @@ def test_a_session_that_exists_is_opened_by_a_device_and_not_changed(keys: Keys)
         answer = keys.ask(DEVICE, "POST", "/sessions", {"id": id, "exist_ok": True} | field)
         assert answer.status == 403, field
         assert next(iter(field)) in answer.json["error"]
+    answer = keys.ask(DEVICE, "POST", f"{place}/message", {"message": "hi", "schema": {"type": "object"}})
+    assert (answer.status, answer.json["error"].count("schema")) == (403, 1)
+    assert "output_schema" not in answer.json["error"]
     found = keys.ask(DEVICE, "GET", place).json
     assert (found["system"], found["metadata"]) == ("Be kind.", {"plan": "free"})
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pydantic import BaseModel
+
 from holdfast.errors import Forbidden
 from holdfast.log.events import Event
 from holdfast.server.auth import Caller
@@ -19,6 +21,11 @@ DEVICE_MESSAGE_FIELDS = frozenset(("message", "agent_id", "metadata", "on_busy",
 DEVICE_RETRY_FIELDS = frozenset(("agent_id", "actor"))
 DEVICE_DECISION_FIELDS = frozenset(("approved", "reason", "answer", "actor"))
 APPLICATION_FIELDS = frozenset(("system", "budget", "retention"))
+
+
+def sent_fields(body: BaseModel) -> set[str]:
+    """Return the fields of a request, under the names that its client knows."""
+    return {type(body).model_fields[name].alias or name for name in body.model_fields_set}
 
 
 def check_device_fields(caller: Caller, sent: Iterable[str], allowed: frozenset[str]) -> None:

@@ -13,7 +13,7 @@ from holdfast.log.messages import read_question
 from holdfast.log.view import decode_view
 from holdfast.server.app import Server
 from holdfast.server.auth import Caller
-from holdfast.server.field_rights import DEVICE_RETRY_FIELDS, check_device_fields
+from holdfast.server.field_rights import DEVICE_RETRY_FIELDS, check_device_fields, sent_fields
 from holdfast.server.idempotency import ANSWER_LIFETIME
 from holdfast.server.runs_under_way import RunSlot
 from holdfast.server.schemas import serializers
@@ -147,7 +147,7 @@ def retry_turn(
     server: Server, caller: Caller, session_id: str, body: RetryBody, key_scope: str | None
 ) -> tuple[Log, AdmittedRun | None]:
     """Open the last turn of a session again and mark it to be run; None in place of a run if it did not fail."""
-    check_device_fields(caller, body.model_fields_set, DEVICE_RETRY_FIELDS)
+    check_device_fields(caller, sent_fields(body), DEVICE_RETRY_FIELDS)
     session = caller.open_session(session_id)
     actor = serializers.actor_of(caller, body.actor)
     return _reopen_once(

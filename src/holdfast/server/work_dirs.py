@@ -80,6 +80,11 @@ def _resolve_for_tool(roots: Sequence[str], tenant: str, user: str | None, path:
     return Path(found)
 
 
+def guard_work_dir(session: Session, roots: Sequence[str]) -> None:
+    """Let a session use its work_dir only if it is in the folder of the session's owner."""
+    session.cache.resolve_work_dir = partial(_resolve_for_tool, roots, session.store.tenant, session.log.user_id)
+
+
 def served_session_class(roots: Sequence[str]) -> type[Session]:
     """Return the class of the sessions whose turns run on a server with these work roots."""
 
@@ -89,7 +94,7 @@ def served_session_class(roots: Sequence[str]) -> type[Session]:
         @classmethod
         def on_log(cls, store: Store, log: Log, agent: BaseAgent | None = None) -> Self:
             session = super().on_log(store, log, agent)
-            session.cache.resolve_work_dir = partial(_resolve_for_tool, roots, store.tenant, log.user_id)
+            guard_work_dir(session, roots)
             return session
 
     return ServedSession

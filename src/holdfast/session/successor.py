@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.concurrency import twin
+from holdfast.errors import ToolError
 from holdfast.log.events import Draft
 from holdfast.log.identifiers import check_id
 from holdfast.log.messages import Message
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.agent_base import BaseAgent
     from holdfast.log.view import Turn
+    from holdfast.prompt.session_cache import SessionCache
     from holdfast.stores.base import Log, Store
     from holdfast.turn.response import Pending
 
@@ -31,6 +33,7 @@ class SuccessorMethods:
     store: Store
     agent: BaseAgent | None
     log: Log
+    cache: SessionCache
     if TYPE_CHECKING:
 
         @property
@@ -65,10 +68,16 @@ class SuccessorMethods:
             pending=[f"{call.name} ({call.call_id})" for call in self.pending],
             last=[(message.role, message.text) for message in last[-LAST_MESSAGES:]],
             work_dir=None if work_dir is None else str(work_dir),
-            git=None if work_dir is None else git_head(work_dir),
+            git=None if work_dir is None else self._read_git_head(work_dir),
             turns=view.turns,
             messages=store.count(log, clip_ranges(view.visible, head.head)),
         )
+
+    def _read_git_head(self, work_dir: Path) -> str | None:
+        try:
+            return git_head(self.cache.resolve_work_dir(str(work_dir)))
+        except ToolError:  # a server does not use this directory
+            return None
 
     def successor(self, session_id: str | None = None) -> Self:
         """Create a session for the same task. It begins with the brief, and has the facts, system prompt, title, owner,

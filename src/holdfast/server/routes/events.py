@@ -20,7 +20,7 @@ from holdfast.server.app import Server
 from holdfast.server.auth import Caller, Chatter, Reader
 from holdfast.server.errors import ERRORS
 from holdfast.server.event_stream import EventStream, LogFrames, RunFrames, position_of
-from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields
+from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields, sent_fields
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
 from holdfast.server.large_answers import GrowingAnswer
@@ -58,7 +58,7 @@ async def message_stream(
 ) -> Response:
     """Send a message and stream the answer. With the Idempotency-Key of an earlier run, the stream follows that
     run."""
-    check_device_fields(caller, body.model_fields_set, DEVICE_MESSAGE_FIELDS)
+    check_device_fields(caller, sent_fields(body), DEVICE_MESSAGE_FIELDS)
     server: Server = request.app.state.server
     key = key_of(request)
     return await _stream_new_run(

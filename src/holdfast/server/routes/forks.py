@@ -22,6 +22,7 @@ from holdfast.server.schemas.serializers import (
     session_dict,
     session_summary_dict,
 )
+from holdfast.server.work_dirs import guard_work_dir
 from holdfast.session.session import MAX_PAGE
 
 router = APIRouter(route_class=StrictRoute, tags=["forks"], responses=ERRORS)
@@ -103,9 +104,11 @@ async def replay_session(
     summary="What a successor needs",
     response_model=responses.Brief,
 )
-def get_brief(caller: Reader, session_id: SessionId) -> Response:
+def get_brief(caller: Reader, server: Serving, session_id: SessionId) -> Response:
     """Facts by kind, open work, last decisions, last words, the git head of `work_dir`, as Markdown."""
-    return json_response({"brief": caller.open_session(session_id).brief()})
+    session = caller.open_session(session_id)
+    guard_work_dir(session, server.config.work_roots)
+    return json_response({"brief": session.brief()})
 
 
 @router.post(
@@ -116,11 +119,12 @@ def get_brief(caller: Reader, session_id: SessionId) -> Response:
     response_model=responses.FullSession,
 )
 def succeed_session(
-    caller: Writer, request: Request, session_id: SessionId, body: requests.NewIdAsked | None = None
+    caller: Writer, server: Serving, request: Request, session_id: SessionId, body: requests.NewIdAsked | None = None
 ) -> Response:
     """A new session for the same task, which begins with the brief and has this one's facts, system prompt, owner,
     metadata, work_dir, budget and retention."""
     session = caller.open_session(session_id)
+    guard_work_dir(session, server.config.work_roots)
     asked = None if body is None else body.id
     made = create_once(caller, request, asked, lambda id: find_own_session(caller, id), session.successor)
     return json_response(session_dict(made), 201)

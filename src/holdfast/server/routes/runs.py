@@ -13,7 +13,7 @@ from holdfast.errors import NotFound
 from holdfast.server.app import Server
 from holdfast.server.auth import Caller, Chatter, Reader
 from holdfast.server.errors import ERRORS
-from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields
+from holdfast.server.field_rights import DEVICE_MESSAGE_FIELDS, check_device_fields, sent_fields
 from holdfast.server.http.strict_routes import StrictRoute
 from holdfast.server.idempotency import handles_idempotency_itself, key_of, scope_of
 from holdfast.server.run_requests import key_of_caller, queue_message, reopen_turn, retry_turn, run_or_queue_message
@@ -35,7 +35,7 @@ router = APIRouter(route_class=StrictRoute, tags=["runs"], responses=ERRORS)
 async def message(caller: Chatter, request: Request, session_id: str, body: MessageBody) -> Response:
     """Send a message and wait for the answer. The run goes on if the connection breaks; a retry with the same
     Idempotency-Key finds it."""
-    check_device_fields(caller, body.model_fields_set, DEVICE_MESSAGE_FIELDS)
+    check_device_fields(caller, sent_fields(body), DEVICE_MESSAGE_FIELDS)
     server: Server = request.app.state.server
     key = key_of(request)
     slot = await server.runs_under_way.hold(caller.key_id, caller.store)

@@ -18,7 +18,12 @@ from holdfast.policy.budget import Budget
 from holdfast.policy.retention import Retention
 from holdfast.server.auth import Caller, Chatter, Reader, Writer
 from holdfast.server.errors import ERRORS
-from holdfast.server.field_rights import DEVICE_SESSION_FIELDS, check_application_fields, check_device_fields
+from holdfast.server.field_rights import (
+    DEVICE_SESSION_FIELDS,
+    check_application_fields,
+    check_device_fields,
+    sent_fields,
+)
 from holdfast.server.http.strict_routes import StrictRoute, fast_path, parse_query
 from holdfast.server.idempotency import create_once, removes_content
 from holdfast.server.new_resources import NewSession, find_own_session, may_see
@@ -52,7 +57,7 @@ def create_session(
 ) -> Response:
     """Create a session. An id that exists is a conflict, unless `exist_ok` says to open it."""
     body = body or requests.NewSession()
-    check_device_fields(caller, body.model_fields_set, DEVICE_SESSION_FIELDS)
+    check_device_fields(caller, sent_fields(body), DEVICE_SESSION_FIELDS)
     check_application_fields(caller, body.model_fields_set)
     options = body.model_dump(exclude_unset=True, exclude={"id", "exist_ok", "user_id", "work_dir"})
     options["user_id"] = caller.resolve_owner(body.user_id)
