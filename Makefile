@@ -6,11 +6,14 @@ export UV_PYTHON_DOWNLOADS := never
 # Tests start hundreds of processes. Where this is set, each of them compiles every module again, for two seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
+# The files of tests are in memory where the system has a file system for that, with 4 GB to spare.
+export PYTEST_DEBUG_TEMPROOT := $(or $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "/dev/shm" }'),/tmp)
+
 # A process that runs out of tests takes over some of another's. Tests wait for servers and databases half of the time,
-# so they have two processes for each core; proofs compute, and have one.
+# so they have two processes for each core; proofs wait less, and have three for two cores.
 CORES := $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 1)")
 TESTS_PARALLEL := -n $(shell expr 2 '*' $(CORES)) --dist worksteal
-PROOFS_PARALLEL := -n $(CORES) --dist worksteal
+PROOFS_PARALLEL := -n $(shell expr 3 '*' $(CORES) / 2) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-cluster demo-agents quick test test-all check lint types prove prove-long prove-model bench bench-retrieval clean

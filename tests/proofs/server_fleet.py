@@ -236,26 +236,28 @@ def server_drains(size: int, seed: int) -> Report:
                     exits.append(time.monotonic() - began)
                     if status != 0:
                         failures.append(f"cycle {cycle}: the exit code is {status}")
-                    while not any(event.type == "turn.resumed" for event in session.events(limit=None)):
+                    while not (found := session.events(types=["turn.resumed", "turn.finished"])):
                         if time.monotonic() - began > 60:
                             failures.append(f"{session.id}: nobody went on with it")
                             break
                         time.sleep(0.01)
-                    handed.append(time.monotonic() - began - exits[-1])
-                    failures += cancel_run(second, session, run)
+                    # A busy server may leave a run that it admitted to another one, which then finishes it.
+                    if not found or found[0].type == "turn.resumed":
+                        handed.append(time.monotonic() - began - exits[-1])
+                        failures += cancel_run(second, session, run)
                     first.kill()
                     first.start()
             failures += compare_with_store(url, load, directory)
             if failures:
                 failures += [f"a server said: {each.stderr[-1500:]}" for each in (first, second)]
-    if max(handed) > HANDED:
+    if max(handed, default=0.0) > HANDED:
         failures.append(f"a run that was given back was taken up only {max(handed):.1f} s later")
     if max(exits) > 2 * DRAIN + LATE:
         failures.append(f"the end took {max(exits):.1f} s")
     figures = (
         f"{size} servers ended under load, {load.acknowledged} acknowledged; with {DRAIN:g} s to drain they ended "
         f"within {max(exits):.1f} s, and what was left was taken up "
-        f"{max(0.0, max(handed)):.1f} s later; {len(failures)} wrong"
+        f"{max(handed, default=0.0):.1f} s later; {len(failures)} wrong"
     )
     return Report(figures=figures, failures=failures)
 
