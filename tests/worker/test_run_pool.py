@@ -235,8 +235,10 @@ def test_a_turn_that_waits_for_a_person_keeps_the_rest_waiting(agent_host: Agent
     assert agent_host.wait_for_end(session, second).response.text == "heard then"
 
 
-def test_a_run_whose_process_died_is_taken_up_by_another(durable_store: Store) -> None:
-    """The lease of a holder that is gone is free, and the queue names the run."""
+@pytest.mark.parametrize("begins", ["before the other looks", "after the other looked"])
+def test_a_run_whose_process_died_is_taken_up_by_another(durable_store: Store, begins: str) -> None:
+    """The lease of a holder that is gone is free, and the queue names the run. A turn that began since the queue was
+    read is resumed as well: it is not closed as interrupted, and not run twice."""
     store = durable_store
     agent_host = AgentHost(store, a=Agent(provider="scripted", script=lambda request: "answered"))
     session = Session("s", store=store)
@@ -247,7 +249,17 @@ def test_a_run_whose_process_died_is_taken_up_by_another(durable_store: Store) -
     started = Draft(
         type="turn.started", run=admitted.run_id, data={"agent": "a", "options": {}, "question": admitted.seq}
     )
-    store.append(session.log, [started], claim=Claim(holder=dead, seconds=60))
+    make_responder = agent_host.make_responder
+
+    def begin_and_die(*args: Any) -> Responder:
+        agent_host.runs._responder_for = make_responder
+        store.append(session.log, [started], claim=Claim(holder=dead, seconds=60))
+        return make_responder(*args)
+
+    if begins == "before the other looks":
+        store.append(session.log, [started], claim=Claim(holder=dead, seconds=60))
+    else:
+        agent_host.runs._responder_for = begin_and_die
     agent_host.runs.open()
     outcome = agent_host.wait_for_end(session, admitted.run_id)
     assert (outcome.status, outcome.response.text, agent_host.runs.takeovers) == ("finished", "answered", 1)

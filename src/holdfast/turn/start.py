@@ -62,8 +62,10 @@ def begin_turn(
         head = store.head(log)
         view = decode_view(head.view)
     _refuse_unrunnable(view, log.id)
-    if queued is not None and not any(seq == queued.seq for _, seq in view.queue):
-        raise TurnCancelled  # another process ran it or took it out of the queue
+    if queued is not None:
+        is_begun = view.turn is not None and view.turn.run == runtime.run
+        if is_begun or not any(seq == queued.seq for _, seq in view.queue):
+            raise TurnCancelled  # another process began it, ran it or took it out of the queue
     if admitting is not None and (view.turn is not None or view.queue):
         return None
     interruption: list[Draft] = []
