@@ -192,7 +192,7 @@ def make_body(salt: bytes, payload: bytes) -> bytes:
 def payload_of(body: bytes, seq: int) -> bytes:
     """The payload of an event. Raises CorruptLog if it is not the one that was written."""
     payload = body[PAYLOAD_AT:]
-    if crc32(payload) != int.from_bytes(body[SALT_SIZE:PAYLOAD_AT]):
+    if body[SALT_SIZE:PAYLOAD_AT] != crc32(payload).to_bytes(4):
         raise CorruptLog(
             f"event {seq} is damaged: its bytes are not those that were written. Verify the session, restore it from a "
             "copy, or redact the event"

@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a damaged byte is shown",
         "damaged events",
-        ("log.events", "if crc32(payload) != int.from_bytes(body[SALT_SIZE:PAYLOAD_AT]):", "if False:"),
+        ("log.events", "if body[SALT_SIZE:PAYLOAD_AT] != crc32(payload).to_bytes(4):", "if False:"),
     ),
     mutant("a damaged copy restored", "altered copies", ("stores.restoration", "if damages:", "if False:")),
 )
