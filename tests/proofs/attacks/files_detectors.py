@@ -210,7 +210,7 @@ def set_leases(seed: int) -> list[str]:
 def read_damaged_events(seed: int) -> list[str]:
     """One changed bit in the text of an event is not shown, exported or sent to a model."""
     complaints = []
-    with SQLiteStore(":memory:") as store:
+    with tempfile.TemporaryDirectory() as name, SQLiteStore(Path(name) / "a.db") as store:
         reads: list[Callable[[Session], object]] = [
             lambda session: session.messages,
             lambda session: [event.data for event in session.events()],
