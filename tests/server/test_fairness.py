@@ -330,7 +330,8 @@ class TestAnswersThatAreNotRead:
         with serve(large_store) as server, server.client("acme") as client, server.client("globex") as other:
             Session("s0", store=large_store.for_tenant("globex"))
             answers = server.local_server.server.large_answers
-            builders = [answers.begin(cast(auth.Caller, SimpleNamespace(key_id="k", tenant="acme"))) for _ in range(2)]
+            callers = [SimpleNamespace(key_id="k", tenant=tenant) for tenant in ("acme", "acme", "initech", "initech")]
+            builders = [answers.begin(cast(auth.Caller, each)) for each in callers]
             for each in builders:
                 each.add_whole_session()
             for path in ("document", "export", "history", "events?after=0", "search?q=x", "context"):

@@ -1,7 +1,7 @@
 """The memory of large answers while they are built: a tenant builds few of them at once.
 
-Once an answer is sent, `RequestLimits.answer_bytes` counts it. Before, nobody knows how large it will be, and building
-it takes several times its size. So a thread takes a place before it reads more than `LARGE` bytes for one answer.
+Once an answer is sent, `RequestLimits.answer_bytes` counts it. Before that its size is not known, and building it takes
+several times its size. So a thread takes a place before it reads much more than `LARGE` bytes for one answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.server.rate_limits import SLOT_RETRY_SECONDS, Slots
 from holdfast.session.session import Session
 
 LARGE = 1 << 20  # bytes of rows and files
-PLACES_PER_TENANT, PLACES = 2, 4
+PLACES_PER_TENANT, PLACES = 2, 4  # a tenant always has its first place, whatever the other tenants build
 PATIENCE = 20.0  # seconds that a thread waits for a place; a large answer takes about one
 
 
@@ -56,7 +56,8 @@ class LargeAnswers:
             self._has_room.notify_all()
 
     def _may_build(self, tenant: str) -> bool:
-        return self._built.get(tenant, 0) < PLACES_PER_TENANT and sum(self._built.values()) < PLACES
+        mine = self._built.get(tenant, 0)
+        return not mine or (mine < PLACES_PER_TENANT and sum(self._built.values()) < PLACES)
 
 
 def estimate_bytes(session: Session) -> int:
@@ -73,7 +74,7 @@ class GrowingAnswer:
         self.size = 0  # bytes that were read for it
 
     def add(self, size: int) -> int:
-        """Count bytes before they are decoded, and return how many there are; above `LARGE`, wait for a place."""
+        """Count bytes that were read, and return how many there are; above `LARGE`, wait for a place."""
         self.size += size
         if self.size > LARGE and not self._has_place:
             self._answers.take_place(self._caller)
@@ -81,7 +82,7 @@ class GrowingAnswer:
         return self.size
 
     def add_whole_session(self) -> None:
-        """Count a whole session, with its files, whose size nobody knows."""
+        """Count a whole session with its files. The size is not known, so it counts as large."""
         self.add(LARGE + 1)
 
     def __enter__(self) -> GrowingAnswer:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from holdfast.log.events import Row
 from holdfast.stores.base import MAX_SEQ, PAGE, Log, Store
 
-GROWTH = 4  # from one row on: nobody knows how large the next rows are
+GROWTH = 4  # from one row on, because the size of the next rows is not known
 PORTION_BYTES = 1 << 20  # approximate size of a portion, unless a single row is larger
 
 

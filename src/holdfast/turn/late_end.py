@@ -11,7 +11,7 @@ from holdfast.log.view import decode_view
 from holdfast.stores.base import Log, Store
 from holdfast.stores.lease import Claim, Lease
 
-# What strikes a program that goes on. A test that lets a process die raises something else.
+# Exceptions after which the process goes on. A test that simulates the death of a process raises another one.
 INTERRUPTS = (Exception, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
